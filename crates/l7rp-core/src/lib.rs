@@ -1,0 +1,23 @@
+//! The decisions of l7rp.
+//!
+//! Nothing in this crate does I/O, reads a clock, draws a random number, starts a task or
+//! writes a log line: time and chance are arguments, and what changed is a return value.
+//! That is why every rule here can be tested as a table, and why the same seed always gives
+//! the same run.
+//!
+//! | module | decides |
+//! |---|---|
+//! | [`names`] | units that must not be confused |
+//! | [`failure`] | every way an exchange can fail, and what each means |
+//! | [`head`] | fields of a message: which are forwarded, which are ours |
+//! | [`http1`] | where an HTTP/1.1 message begins and ends, and how one is written |
+//! | [`route`] | which route a request takes |
+//! | [`pick`] | which upstream of a pool |
+//! | [`limit`] | whether a request may come in at all |
+//! | [`attempts`] | whether a failed try may be followed by another |
+//! | [`window`] | averages over time |
+//!
+//! `names`, `failure`, `head` and `window` are shared ground; the other modules do not know
+//! one another.
+
+pub mod names;

@@ -1,0 +1,1 @@
+//! l7rp-testkit

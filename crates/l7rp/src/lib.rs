@@ -1,0 +1,3 @@
+//! l7rp: a layer-7 reverse proxy and load balancer.
+
+pub mod config;
