@@ -21,3 +21,7 @@
 //! one another.
 
 pub mod names;
+pub mod attempts;
+pub mod failure;
+pub mod head;
+pub mod http1;

@@ -1,0 +1,227 @@
+//! The field section of a message, as ranges of the buffer it was read into, and what a
+//! proxy must know of each field: which end at this hop (RFC 9110 §7.6.1), which frame the
+//! message, which we write ourselves.
+
+/// Names that this proxy acts on. All others are [`Name::Other`] and pass through unseen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Name {
+    /// Any other field.
+    Other,
+    /// `Connection`
+    Connection,
+    /// `Content-Length`
+    ContentLength,
+    /// `Transfer-Encoding`
+    TransferEncoding,
+    /// `Host`
+    Host,
+    /// `Keep-Alive`
+    KeepAlive,
+    /// `Proxy-Connection`
+    ProxyConnection,
+    /// `TE`
+    Te,
+    /// `Trailer`
+    Trailer,
+    /// `Upgrade`
+    Upgrade,
+    /// `Expect`
+    Expect,
+    /// `X-Forwarded-For`
+    XForwardedFor,
+    /// `X-Forwarded-Proto`
+    XForwardedProto,
+    /// `X-Forwarded-Host`
+    XForwardedHost,
+    /// `X-Real-IP`
+    XRealIp,
+    /// `Forwarded`
+    Forwarded,
+    /// `X-Request-ID`
+    XRequestId,
+    /// `Date`
+    Date,
+}
+
+impl Name {
+    /// The name with these octets; case does not matter.
+    #[inline]
+    pub fn of(octets: &[u8]) -> Self {
+        let (text, name) = match octets.len() {
+            2 => ("te", Self::Te),
+            4 => match octets[0] | 0x20 {
+                b'h' => ("host", Self::Host),
+                b'd' => ("date", Self::Date),
+                _ => return Self::Other,
+            },
+            6 => ("expect", Self::Expect),
+            7 => match octets[0] | 0x20 {
+                b'u' => ("upgrade", Self::Upgrade),
+                b't' => ("trailer", Self::Trailer),
+                _ => return Self::Other,
+            },
+            9 => match octets[0] | 0x20 {
+                b'f' => ("forwarded", Self::Forwarded),
+                b'x' => ("x-real-ip", Self::XRealIp),
+                _ => return Self::Other,
+            },
+            10 => match octets[0] | 0x20 {
+                b'c' => ("connection", Self::Connection),
+                b'k' => ("keep-alive", Self::KeepAlive),
+                _ => return Self::Other,
+            },
+            12 => ("x-request-id", Self::XRequestId),
+            14 => ("content-length", Self::ContentLength),
+            15 => ("x-forwarded-for", Self::XForwardedFor),
+            16 => match octets[0] | 0x20 {
+                b'p' => ("proxy-connection", Self::ProxyConnection),
+                b'x' => ("x-forwarded-host", Self::XForwardedHost),
+                _ => return Self::Other,
+            },
+            17 => match octets[0] | 0x20 {
+                b't' => ("transfer-encoding", Self::TransferEncoding),
+                b'x' => ("x-forwarded-proto", Self::XForwardedProto),
+                _ => return Self::Other,
+            },
+            _ => return Self::Other,
+        };
+        if octets.eq_ignore_ascii_case(text.as_bytes()) { name } else { Self::Other }
+    }
+
+    /// Whether the field belongs to one connection and must not be forwarded
+    /// (RFC 9110 §7.6.1). `Transfer-Encoding` is among them: framing is written anew.
+    #[inline]
+    pub fn is_hop_by_hop(self) -> bool {
+        matches!(
+            self,
+            Self::Connection
+                | Self::KeepAlive
+                | Self::ProxyConnection
+                | Self::Te
+                | Self::Trailer
+                | Self::TransferEncoding
+                | Self::Upgrade
+        )
+    }
+
+    /// Whether `Connection` may name the field to have it dropped. A client must not be
+    /// able to take away what frames or addresses the message, or what we say of the client.
+    #[inline]
+    pub fn may_be_named_by_connection(self) -> bool {
+        matches!(self, Self::Other | Self::Expect | Self::Date)
+    }
+}
+
+/// A range of the head's buffer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Span {
+    /// Offset of the first octet.
+    pub at: u32,
+    /// Number of octets.
+    pub len: u32,
+}
+
+impl Span {
+    /// The octets in `base`, the buffer that the head was parsed from. Empty if the span
+    /// does not lie in it.
+    #[inline]
+    pub fn of(self, base: &[u8]) -> &[u8] {
+        let at = self.at as usize;
+        base.get(at..at + self.len as usize).unwrap_or_default()
+    }
+
+    /// Offset after the last octet.
+    #[inline]
+    pub fn end(self) -> usize {
+        self.at as usize + self.len as usize
+    }
+}
+
+/// One field line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Field {
+    /// Name as sent.
+    pub name: Span,
+    /// Value without the white space around it.
+    pub value: Span,
+    /// What the name means to us.
+    pub id: Name,
+}
+
+/// Whether `list` (comma-separated, RFC 9110 §5.6.1) has this member; case does not matter.
+pub fn list_has(list: &[u8], member: &[u8]) -> bool {
+    list.split(|&b| b == b',').any(|item| item.trim_ascii().eq_ignore_ascii_case(member))
+}
+
+/// Whether a received `X-Request-ID` is kept: 1 to 128 visible ASCII characters.
+pub fn request_id_is_well_formed(value: &[u8]) -> bool {
+    (1..=128).contains(&value.len()) && value.iter().all(u8::is_ascii_graphic)
+}
+
+/// The value of the cookie with this name in a `Cookie` field value (RFC 6265 §5.4).
+pub fn cookie<'a>(value: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
+    value.split(|&b| b == b';').find_map(|pair| {
+        let pair = pair.trim_ascii();
+        let at = memchr::memchr(b'=', pair)?;
+        (&pair[..at] == name).then(|| &pair[at + 1..])
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_known_in_any_case() {
+        for (text, name) in [
+            ("TE", Name::Te),
+            ("hOST", Name::Host),
+            ("Date", Name::Date),
+            ("expect", Name::Expect),
+            ("UPGRADE", Name::Upgrade),
+            ("trailer", Name::Trailer),
+            ("Forwarded", Name::Forwarded),
+            ("X-Real-IP", Name::XRealIp),
+            ("Connection", Name::Connection),
+            ("Keep-Alive", Name::KeepAlive),
+            ("x-request-id", Name::XRequestId),
+            ("Content-length", Name::ContentLength),
+            ("X-Forwarded-For", Name::XForwardedFor),
+            ("Proxy-Connection", Name::ProxyConnection),
+            ("x-forwarded-host", Name::XForwardedHost),
+            ("transfer-encoding", Name::TransferEncoding),
+            ("X-Forwarded-Proto", Name::XForwardedProto),
+            ("x-forwarded_for", Name::Other),
+            ("", Name::Other),
+            ("hosts", Name::Other),
+        ] {
+            assert_eq!(Name::of(text.as_bytes()), name, "{text}");
+        }
+    }
+
+    #[test]
+    fn list_members() {
+        assert!(list_has(b"close", b"close"));
+        assert!(list_has(b" Upgrade ,\tCLOSE", b"close"));
+        assert!(!list_has(b"closed, not-close", b"close"));
+        assert!(!list_has(b"", b"close"));
+    }
+
+    #[test]
+    fn request_ids() {
+        assert!(request_id_is_well_formed(b"abc-123"));
+        assert!(!request_id_is_well_formed(b""));
+        assert!(!request_id_is_well_formed(b"a b"));
+        assert!(!request_id_is_well_formed("é".as_bytes()));
+        assert!(request_id_is_well_formed(&[b'x'; 128]));
+        assert!(!request_id_is_well_formed(&[b'x'; 129]));
+    }
+
+    #[test]
+    fn cookies() {
+        assert_eq!(cookie(b"a=1; session_id=xyz; b=2", b"session_id"), Some(&b"xyz"[..]));
+        assert_eq!(cookie(b"session_id=", b"session_id"), Some(&b""[..]));
+        assert_eq!(cookie(b"my_session_id=1; flag", b"session_id"), None);
+    }
+}

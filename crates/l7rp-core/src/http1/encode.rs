@@ -1,0 +1,346 @@
+//! Outgoing heads: one pass over the incoming one, appended to one buffer.
+//!
+//! Fields that pass through unchanged are copied in runs of whole lines, so that a head of
+//! many fields costs a few copies.
+
+use std::io::Write;
+
+use super::Framing;
+use super::head::{Request, Response, is_named_by_connection};
+use crate::head::{Field, Name, Span};
+
+/// What the upstream is told about the client (requirement: values from a peer that is not
+/// trusted are replaced, those from a trusted one extended).
+#[derive(Clone, Copy, Debug)]
+pub struct Forwarding<'a> {
+    /// Address of the peer that the connection came from.
+    pub peer: &'a str,
+    /// Address of the client; the peer's, or one that a trusted peer has named.
+    pub client: &'a str,
+    /// `http` or `https`.
+    pub proto: &'a str,
+    /// Whether the peer's own forwarding fields are believed.
+    pub peer_is_trusted: bool,
+    /// Written as `X-Request-ID`.
+    pub request_id: &'a [u8],
+}
+
+/// Fields that a route adds and removes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// Names, in any case, that are not passed on; those of `add` among them.
+    pub drop: Vec<String>,
+    /// Lines written at the end.
+    pub add: Vec<(String, String)>,
+}
+
+impl Changes {
+    fn drops(&self, name: &[u8]) -> bool {
+        self.drop.iter().any(|d| d.as_bytes().eq_ignore_ascii_case(name))
+    }
+
+    fn write(&self, out: &mut Vec<u8>) {
+        for (name, value) in &self.add {
+            line(out, name, value.as_bytes());
+        }
+    }
+}
+
+/// Appends the head that goes to the upstream. `buf`: what `head` was parsed from. The
+/// request target is the concatenation of `target`.
+pub fn request(
+    out: &mut Vec<u8>,
+    buf: &[u8],
+    head: &Request,
+    target: &[&[u8]],
+    host: &[u8],
+    forwarding: &Forwarding<'_>,
+    changes: &Changes,
+) {
+    out.extend_from_slice(head.method_text.of(buf));
+    out.push(b' ');
+    for part in target {
+        out.extend_from_slice(part);
+    }
+    out.extend_from_slice(b" HTTP/1.1\r\n");
+    line(out, "Host", host);
+    copy(out, buf, &head.fields, |field| {
+        let id = field.id;
+        if id.is_hop_by_hop() {
+            return false;
+        }
+        match id {
+            Name::Host
+            | Name::XForwardedFor
+            | Name::XForwardedProto
+            | Name::XForwardedHost
+            | Name::XRealIp
+            | Name::Forwarded
+            | Name::XRequestId => false,
+            Name::Expect => head.expects_continue,
+            _ => passes(buf, &head.fields, head.connection_named, field, changes),
+        }
+    });
+    forwarding_fields(out, buf, head, forwarding);
+    if head.framing == Framing::Chunked {
+        out.extend_from_slice(b"Transfer-Encoding: chunked\r\n");
+    }
+    changes.write(out);
+    out.extend_from_slice(b"\r\n");
+}
+
+fn forwarding_fields(out: &mut Vec<u8>, buf: &[u8], head: &Request, f: &Forwarding<'_>) {
+    out.extend_from_slice(b"X-Forwarded-For: ");
+    if f.peer_is_trusted {
+        for value in values(buf, &head.fields, Name::XForwardedFor) {
+            out.extend_from_slice(value);
+            out.extend_from_slice(b", ");
+        }
+    }
+    out.extend_from_slice(f.peer.as_bytes());
+    out.extend_from_slice(b"\r\n");
+    let believed = |name| {
+        let mut all = values(buf, &head.fields, name);
+        if f.peer_is_trusted { all.next_back() } else { None }
+    };
+    line(out, "X-Forwarded-Proto", believed(Name::XForwardedProto).unwrap_or(f.proto.as_bytes()));
+    line(
+        out,
+        "X-Forwarded-Host",
+        believed(Name::XForwardedHost).unwrap_or_else(|| head.host.of(buf)),
+    );
+    line(out, "X-Real-IP", f.client.as_bytes());
+    if let Some(list) = believed(Name::Forwarded) {
+        out.extend_from_slice(b"Forwarded: ");
+        out.extend_from_slice(list);
+        // RFC 7239 §6: an IPv6 address is put in brackets and quotes.
+        let (open, close) = if f.peer.contains(':') { ("\"[", "]\"") } else { ("", "") };
+        let _ = write!(out, ", for={open}{}{close};proto={}\r\n", f.peer, f.proto);
+    }
+    line(out, "X-Request-ID", f.request_id);
+}
+
+/// What the client must know of this hop.
+#[derive(Clone, Copy, Debug)]
+pub struct ToClient<'a> {
+    /// The client speaks HTTP/1.0: no chunks, and a connection is kept only by request.
+    pub is_http10: bool,
+    /// Whether another request may follow on this connection.
+    pub keep_alive: bool,
+    /// Written as `X-Request-ID`.
+    pub request_id: &'a [u8],
+}
+
+/// Appends the head that goes to the client. `buf`: what `head` was parsed from.
+pub fn response(
+    out: &mut Vec<u8>,
+    buf: &[u8],
+    head: &Response,
+    to: &ToClient<'_>,
+    changes: &Changes,
+) {
+    status_line(out, buf, head);
+    copy(out, buf, &head.fields, |field| {
+        let id = field.id;
+        !id.is_hop_by_hop()
+            && id != Name::XRequestId
+            && !(id == Name::ContentLength && head.status == 204)
+            && passes(buf, &head.fields, head.connection_named, field, changes)
+    });
+    if head.framing == Framing::Chunked && !to.is_http10 {
+        out.extend_from_slice(b"Transfer-Encoding: chunked\r\n");
+    }
+    if !to.keep_alive {
+        out.extend_from_slice(b"Connection: close\r\n");
+    } else if to.is_http10 {
+        out.extend_from_slice(b"Connection: keep-alive\r\n");
+    }
+    line(out, "X-Request-ID", to.request_id);
+    changes.write(out);
+    out.extend_from_slice(b"\r\n");
+}
+
+/// Appends an interim (1xx) response without anything that frames or belongs to one hop.
+pub fn interim(out: &mut Vec<u8>, buf: &[u8], head: &Response) {
+    status_line(out, buf, head);
+    copy(out, buf, &head.fields, |field| {
+        !field.id.is_hop_by_hop()
+            && field.id != Name::ContentLength
+            && passes(buf, &head.fields, head.connection_named, field, &Changes::default())
+    });
+    out.extend_from_slice(b"\r\n");
+}
+
+fn status_line(out: &mut Vec<u8>, buf: &[u8], head: &Response) {
+    out.extend_from_slice(b"HTTP/1.1 ");
+    let s = head.status;
+    out.extend([s / 100, s / 10 % 10, s % 10].map(|d| b'0' + d as u8));
+    out.push(b' ');
+    out.extend_from_slice(head.reason.of(buf));
+    out.extend_from_slice(b"\r\n");
+}
+
+/// Appends `name: value` and a line end.
+pub fn line(out: &mut Vec<u8>, name: &str, value: &[u8]) {
+    out.extend_from_slice(name.as_bytes());
+    out.extend_from_slice(b": ");
+    out.extend_from_slice(value);
+    out.extend_from_slice(b"\r\n");
+}
+
+/// The values of all fields with this name, in order.
+pub fn values<'a>(
+    buf: &'a [u8],
+    fields: &'a [Field],
+    name: Name,
+) -> impl DoubleEndedIterator<Item = &'a [u8]> {
+    fields.iter().filter(move |f| f.id == name).map(|f| f.value.of(buf))
+}
+
+/// Whether a field that is not ours passes: neither `Connection` nor the route drops it.
+fn passes(
+    buf: &[u8],
+    fields: &[Field],
+    connection_named: bool,
+    field: &Field,
+    changes: &Changes,
+) -> bool {
+    if changes.drop.is_empty() && !connection_named {
+        return true;
+    }
+    let name = field.name.of(buf);
+    let named = connection_named
+        && field.id.may_be_named_by_connection()
+        && is_named_by_connection(buf, fields, name);
+    !named && !changes.drops(name)
+}
+
+/// Appends the lines of the fields that `keep` wants, whole runs at a time.
+fn copy(out: &mut Vec<u8>, buf: &[u8], fields: &[Field], keep: impl Fn(&Field) -> bool) {
+    let mut run = Span::default();
+    for field in fields.iter().filter(|f| keep(f)) {
+        let start = field.name.at as usize;
+        let end = field.value.end() + 2;
+        let tidy = field.value.at as usize == field.name.end() + 2
+            && buf.get(field.name.end()..field.name.end() + 2) == Some(b": ")
+            && buf.get(field.value.end()..end) == Some(b"\r\n");
+        if tidy && run.end() == start && run.len > 0 {
+            run.len += (end - start) as u32;
+            continue;
+        }
+        out.extend_from_slice(run.of(buf));
+        if tidy {
+            run = Span { at: field.name.at, len: (end - start) as u32 };
+        } else {
+            run = Span::default();
+            out.extend_from_slice(field.name.of(buf));
+            out.extend_from_slice(b": ");
+            out.extend_from_slice(field.value.of(buf));
+            out.extend_from_slice(b"\r\n");
+        }
+    }
+    out.extend_from_slice(run.of(buf));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::head::{Limits, parse_request, parse_response};
+    use super::*;
+
+    const LIMITS: Limits = Limits { max_head: 65536, max_fields: 100, max_target: 16384 };
+
+    fn forwarded(raw: &str, trusted: bool) -> String {
+        let mut head = Request::default();
+        let len = parse_request(raw.as_bytes(), &mut head, LIMITS).unwrap().unwrap();
+        assert_eq!(len, raw.len());
+        let forwarding = Forwarding {
+            peer: "192.0.2.1",
+            client: if trusted { "203.0.113.7" } else { "192.0.2.1" },
+            proto: "http",
+            peer_is_trusted: trusted,
+            request_id: b"id-1",
+        };
+        let changes = Changes { drop: vec!["x-secret".into()], add: vec![] };
+        let mut out = Vec::new();
+        let target = head.target.of(raw.as_bytes());
+        request(
+            &mut out,
+            raw.as_bytes(),
+            &head,
+            &[target],
+            head.host.of(raw.as_bytes()),
+            &forwarding,
+            &changes,
+        );
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn request_keeps_order_case_and_bytes_and_drops_what_ends_here() {
+        let out = forwarded(
+            "POST /a?b HTTP/1.1\r\nhost: example.test\r\nX-One:  1 \r\nx-two: 2\r\n\
+             X-Secret: s\r\nConnection: X-Named, Content-Length, close\r\nX-Named: n\r\n\
+             TE: trailers\r\nKeep-Alive: 5\r\nUpgrade: h2c\r\nX-Empty:\r\n\
+             X-Forwarded-For: 6.6.6.6\r\nForwarded: for=6.6.6.6\r\nX-Real-IP: 6.6.6.6\r\n\
+             X-Forwarded-Host: evil\r\nX-Forwarded-Proto: https\r\nContent-Length: 3\r\n\
+             X-Request-ID: old\r\n\r\n",
+            false,
+        );
+        assert_eq!(
+            out,
+            "POST /a?b HTTP/1.1\r\nHost: example.test\r\nX-One: 1\r\nx-two: 2\r\nX-Empty: \r\n\
+             Content-Length: 3\r\nX-Forwarded-For: 192.0.2.1\r\nX-Forwarded-Proto: http\r\n\
+             X-Forwarded-Host: example.test\r\nX-Real-IP: 192.0.2.1\r\nX-Request-ID: id-1\r\n\r\n"
+        );
+    }
+
+    #[test]
+    fn request_extends_what_a_trusted_peer_says() {
+        let out = forwarded(
+            "GET / HTTP/1.1\r\nHost: a.test\r\nX-Forwarded-For: 203.0.113.7\r\n\
+             X-Forwarded-For: 198.51.100.2\r\nX-Forwarded-Proto: https\r\n\
+             X-Forwarded-Host: front.test\r\nForwarded: for=203.0.113.7\r\n\r\n",
+            true,
+        );
+        assert_eq!(
+            out,
+            "GET / HTTP/1.1\r\nHost: a.test\r\n\
+             X-Forwarded-For: 203.0.113.7, 198.51.100.2, 192.0.2.1\r\n\
+             X-Forwarded-Proto: https\r\nX-Forwarded-Host: front.test\r\n\
+             X-Real-IP: 203.0.113.7\r\n\
+             Forwarded: for=203.0.113.7, for=192.0.2.1;proto=http\r\n\
+             X-Request-ID: id-1\r\n\r\n"
+        );
+    }
+
+    fn answered(raw: &str, is_http10: bool, keep_alive: bool) -> String {
+        let mut head = Response::default();
+        parse_response(raw.as_bytes(), &mut head, false, LIMITS).unwrap().unwrap();
+        let to = ToClient { is_http10, keep_alive, request_id: b"id-1" };
+        let mut out = Vec::new();
+        response(&mut out, raw.as_bytes(), &head, &to, &Changes::default());
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn response_is_framed_for_its_receiver() {
+        let raw = "HTTP/1.1 200 Fine\r\nTransfer-Encoding: chunked\r\nSet-Cookie: a\r\n\
+                   Set-Cookie: b\r\nKeep-Alive: timeout=5\r\nX-Request-ID: theirs\r\n\r\n";
+        assert_eq!(
+            answered(raw, false, true),
+            "HTTP/1.1 200 Fine\r\nSet-Cookie: a\r\nSet-Cookie: b\r\n\
+             Transfer-Encoding: chunked\r\nX-Request-ID: id-1\r\n\r\n"
+        );
+        assert_eq!(
+            answered(raw, true, false),
+            "HTTP/1.1 200 Fine\r\nSet-Cookie: a\r\nSet-Cookie: b\r\nConnection: close\r\n\
+             X-Request-ID: id-1\r\n\r\n"
+        );
+    }
+
+    #[test]
+    fn a_204_announces_no_body() {
+        let out = answered("HTTP/1.1 204 No\r\nContent-Length: 5\r\n\r\n", false, true);
+        assert_eq!(out, "HTTP/1.1 204 No\r\nX-Request-ID: id-1\r\n\r\n");
+    }
+}
