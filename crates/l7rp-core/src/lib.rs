@@ -20,8 +20,8 @@
 //! `names`, `failure`, `head` and `window` are shared ground; the other modules do not know
 //! one another.
 
-pub mod names;
 pub mod attempts;
 pub mod failure;
 pub mod head;
 pub mod http1;
+pub mod names;

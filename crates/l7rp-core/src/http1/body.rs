@@ -150,7 +150,9 @@ impl Body {
     ) -> Result<usize, Malformed> {
         let mut at = 0;
         while at < data.len() {
-            let State::Chunk(chunk) = &mut self.state else { break };
+            let State::Chunk(chunk) = &mut self.state else {
+                break;
+            };
             if let Chunk::Data { left } = chunk {
                 let n = usize::try_from(*left).unwrap_or(usize::MAX).min(data.len() - at);
                 *left -= n as u64;
@@ -321,10 +323,7 @@ mod tests {
             assert_eq!(seen, Ok(Seen { used, done: true }), "{}", data.escape_ascii());
         }
         assert_eq!(scan_every_cut(Framing::Length(3), b"abcd"), Ok(Seen { used: 3, done: true }));
-        assert_eq!(
-            scan_every_cut(Framing::UntilClose, b"abcd"),
-            Ok(Seen { used: 4, done: false })
-        );
+        assert_eq!(scan_every_cut(Framing::UntilClose, b"abcd"), Ok(Seen { used: 4, done: false }));
     }
 
     #[test]

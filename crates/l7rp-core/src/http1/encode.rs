@@ -5,8 +5,9 @@
 
 use std::io::Write;
 
-use super::Framing;
-use super::head::{Request, Response, is_named_by_connection};
+use super::request::Request;
+use super::response::Response;
+use super::{Framing, is_named_by_connection};
 use crate::head::{Field, Name, Span};
 
 /// What the upstream is told about the client (requirement: values from a peer that is not
@@ -244,7 +245,9 @@ fn copy(out: &mut Vec<u8>, buf: &[u8], fields: &[Field], keep: impl Fn(&Field) -
 
 #[cfg(test)]
 mod tests {
-    use super::super::head::{Limits, parse_request, parse_response};
+    use super::super::Limits;
+    use super::super::request::parse_request;
+    use super::super::response::parse_response;
     use super::*;
 
     const LIMITS: Limits = Limits { max_head: 65536, max_fields: 100, max_target: 16384 };

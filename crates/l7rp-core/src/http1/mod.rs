@@ -5,7 +5,11 @@
 
 pub mod body;
 pub mod encode;
-pub mod head;
+mod head;
+pub mod request;
+pub mod response;
+
+pub use head::{Limits, is_named_by_connection};
 
 /// How the end of a message body is known (RFC 9112 §6.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
