@@ -1,2 +1,96 @@
-//! Chores.
-fn main() {}
+//! The project's chores. People and CI call the same recipes, so that neither can drift from
+//! the other: `cargo xtask help`.
+
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a chore talks to the person who called it"
+)]
+
+mod ci;
+mod demo;
+mod fuzz;
+mod lint;
+mod run;
+mod setup;
+mod test;
+mod tools;
+
+use std::process::ExitCode;
+
+use run::{Done, Failed};
+
+const HELP: &str = "\
+usage: cargo xtask RECIPE
+
+  setup               install what is missing to test and lint
+  test [ARGS]         install what the tests need, then run all of them
+                      (ARGS go to cargo test: `cargo xtask test --test tidy`)
+  lint                formatting, clippy, dependencies, documentation, toolchain
+  advisories          known faults in dependencies (asks the network)
+  demo-check          `cargo run --release -- demo` starts, answers and stops
+  fuzz [--seconds N]  run every fuzz target for N seconds (default 60)
+  fuzz-build          build every fuzz target
+  ci                  what CI runs: test, demo-check, lint, and fuzz-build if cargo-fuzz is there
+  help                this text
+";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let Some((recipe, rest)) = arguments.split_first() else {
+        eprint!("{HELP}");
+        return ExitCode::from(2);
+    };
+    match dispatch(recipe, rest) {
+        Some(Ok(())) => ExitCode::SUCCESS,
+        Some(Err(failed)) => {
+            eprintln!("\nxtask {recipe} failed: {failed}");
+            ExitCode::FAILURE
+        }
+        None => {
+            let given = arguments.join(" ");
+            eprintln!("cargo xtask {given}: no such recipe, or an argument too many\n\n{HELP}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// `None`: not a way to call us.
+fn dispatch(recipe: &str, rest: &[String]) -> Option<Done> {
+    if recipe == "test" {
+        return Some(test::all(rest));
+    }
+    if recipe == "fuzz" {
+        return fuzz::seconds(rest).map(fuzz::run_all);
+    }
+    if !rest.is_empty() {
+        return None;
+    }
+    Some(match recipe {
+        "setup" => setup::everything(),
+        "lint" => lint::all(),
+        "advisories" => lint::advisories(),
+        "demo-check" => demo::check(),
+        "fuzz-build" => fuzz::build_all(),
+        "ci" => ci::all(),
+        "help" | "-h" | "--help" => {
+            print!("{HELP}");
+            Ok(())
+        }
+        _ => return None,
+    })
+}
+
+/// The repository's top folder.
+fn root() -> &'static std::path::Path {
+    // The recipes are only ever run from the checkout that they were compiled in.
+    std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .unwrap_or(std::path::Path::new("."))
+}
+
+/// A file of the repository, as text.
+fn read(name: &str) -> Result<String, Failed> {
+    std::fs::read_to_string(root().join(name))
+        .map_err(|e| Failed::new(format!("cannot read {name}: {e}"), "is the checkout whole?"))
+}

@@ -1,0 +1,18 @@
+//! What CI runs, in the order that a newcomer would.
+
+use crate::run::Done;
+use crate::{demo, fuzz, lint, test, tools};
+
+/// Tests come first: on a bare machine that shows that `cargo xtask test` needs nothing that
+/// another recipe installs.
+pub(crate) fn all() -> Done {
+    test::all(&[])?;
+    demo::check()?;
+    lint::all()?;
+    // Building cargo-fuzz for a build check alone is not worth the minutes.
+    if tools::FUZZ.is_installed() {
+        fuzz::build_all()?;
+    }
+    println!("\nci: all is well");
+    Ok(())
+}

@@ -1,0 +1,126 @@
+//! What must be installed, and why.
+
+use std::path::{Path, PathBuf};
+
+use crate::run::{cargo, succeeds};
+
+/// A program from the operating system's packages.
+pub(crate) struct System {
+    /// Its name on the search path.
+    pub(crate) program: &'static str,
+    /// The Debian package that holds it.
+    pub(crate) package: &'static str,
+    /// What it is for.
+    pub(crate) why: &'static str,
+}
+
+/// What the tests and measurements call.
+pub(crate) const SYSTEM: &[System] = &[
+    System {
+        program: "curl",
+        package: "curl",
+        why: "a client that is not ours",
+    },
+    System {
+        program: "nginx",
+        package: "nginx-light",
+        why: "a proxy to compare with",
+    },
+    System {
+        program: "haproxy",
+        package: "haproxy",
+        why: "a proxy to compare with",
+    },
+    System {
+        program: "wrk",
+        package: "wrk",
+        why: "load",
+    },
+    System {
+        program: "nghttp",
+        package: "nghttp2-client",
+        why: "an HTTP/2 client that is not ours",
+    },
+    System {
+        program: "promtool",
+        package: "prometheus",
+        why: "judges the metrics page",
+    },
+    System {
+        program: "strace",
+        package: "strace",
+        why: "counts system calls",
+    },
+    System {
+        program: "jq",
+        package: "jq",
+        why: "judges JSON output",
+    },
+];
+
+/// A cargo subcommand that comes as a crate.
+pub(crate) struct Subcommand {
+    /// As in `cargo NAME`.
+    pub(crate) name: &'static str,
+    /// The crate.
+    pub(crate) package: &'static str,
+    /// Installed when there is none; another version that is there already will do. Pinned
+    /// because a later one may not compile with the pinned toolchain.
+    pub(crate) version: &'static str,
+}
+
+/// Judges licences, sources and banned crates.
+pub(crate) const DENY: Subcommand = Subcommand {
+    name: "deny",
+    package: "cargo-deny",
+    version: "0.20.2",
+};
+
+/// Runs libFuzzer targets.
+pub(crate) const FUZZ: Subcommand = Subcommand {
+    name: "fuzz",
+    package: "cargo-fuzz",
+    version: "0.13.2",
+};
+
+impl Subcommand {
+    pub(crate) fn is_installed(&self) -> bool {
+        succeeds(cargo().args([self.name, "--version"]))
+    }
+}
+
+/// The system programs that are not there.
+pub(crate) fn missing() -> Vec<&'static System> {
+    SYSTEM
+        .iter()
+        .filter(|tool| find(tool.program).is_none())
+        .collect()
+}
+
+/// Where `program` is. Debian's servers live in sbin, which is not on every person's path.
+pub(crate) fn find(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let sbin = ["/usr/local/sbin", "/usr/sbin", "/sbin"].map(PathBuf::from);
+    std::env::split_paths(&path)
+        .chain(sbin)
+        .map(|folder| folder.join(program))
+        .find(|p| is_program(p))
+}
+
+fn is_program(path: &Path) -> bool {
+    use std::os::unix::fs::PermissionsExt;
+    path.metadata()
+        .is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_a_program_and_not_a_folder() {
+        assert!(find("sh").is_some());
+        assert!(find("no-such-program-here").is_none());
+        assert!(!is_program(Path::new("/")));
+    }
+}
