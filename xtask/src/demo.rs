@@ -20,10 +20,7 @@ const REQUESTS: usize = 20;
 /// Runs `cargo run --release -- demo`, asks it something, and stops it as Ctrl-C would.
 pub(crate) fn check() -> Done {
     // Compiled first, so that the bound on the start does not depend on the machine.
-    step(
-        cargo().args(["build", "--release"]),
-        "mend what the compiler names",
-    )?;
+    step(cargo().args(["build", "--release"]), "mend what the compiler names")?;
     let mut demo = Demo::start()?;
     let address = demo.address()?;
     let statuses = ask(address)?;
@@ -49,9 +46,7 @@ impl Demo {
     fn start() -> Result<Self, Failed> {
         // cargo replaces itself by the program: the process that we signal is the demo.
         let mut run = cargo();
-        run.args(["run", "--release", "--", "demo"])
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped());
+        run.args(["run", "--release", "--", "demo"]).stdin(Stdio::null()).stdout(Stdio::piped());
         announce(&run);
         let mut child = run.spawn().map_err(|e| not_started(&run, &e))?;
         let pid = child.id();
@@ -63,12 +58,7 @@ impl Demo {
         thread::spawn(move || {
             let _ = ended.send(child.wait());
         });
-        Ok(Self {
-            pid,
-            address,
-            exit,
-            gone: false,
-        })
+        Ok(Self { pid, address, exit, gone: false })
     }
 
     fn address(&mut self) -> Result<SocketAddr, Failed> {
@@ -94,15 +84,9 @@ impl Demo {
                     println!("demo-check: stopped with {status}");
                     return Ok(());
                 }
-                Err(Failed::new(
-                    format!("after SIGINT the demo ended with {status}"),
-                    advice,
-                ))
+                Err(Failed::new(format!("after SIGINT the demo ended with {status}"), advice))
             }
-            Ok(Err(e)) => Err(Failed::new(
-                format!("cannot wait for the demo: {e}"),
-                advice,
-            )),
+            Ok(Err(e)) => Err(Failed::new(format!("cannot wait for the demo: {e}"), advice)),
             Err(_) => Err(Failed::new(
                 format!("the demo was still running {STOP:?} after SIGINT"),
                 advice,
@@ -138,15 +122,9 @@ fn follow(output: ChildStdout, found: &SyncSender<SocketAddr>) {
 /// The first loopback URL of a line about the proxy.
 fn proxy_address(line: &str) -> Option<SocketAddr> {
     const URL: &str = "http://127.0.0.1:";
-    let at = line
-        .to_ascii_lowercase()
-        .contains("proxy")
-        .then(|| line.find(URL))
-        .flatten()?;
+    let at = line.to_ascii_lowercase().contains("proxy").then(|| line.find(URL)).flatten()?;
     let port = &line[at + URL.len()..];
-    let digits = port
-        .find(|c: char| !c.is_ascii_digit())
-        .unwrap_or(port.len());
+    let digits = port.find(|c: char| !c.is_ascii_digit()).unwrap_or(port.len());
     let port: u16 = port[..digits].parse().ok()?;
     Some(SocketAddr::from(([127, 0, 0, 1], port)))
 }
@@ -165,23 +143,14 @@ fn ask(address: SocketAddr) -> Result<Vec<u16>, Failed> {
 fn request(address: SocketAddr) -> std::io::Result<u16> {
     let mut stream = TcpStream::connect_timeout(&address, ANSWER)?;
     stream.set_read_timeout(Some(ANSWER))?;
-    write!(
-        stream,
-        "GET / HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n"
-    )?;
+    write!(stream, "GET / HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n")?;
     let mut answer = Vec::new();
     // A body that is cut short may be the misbehaving backend's doing; the status counts.
     let read = stream.read_to_end(&mut answer);
     let head = String::from_utf8_lossy(&answer);
-    match head
-        .split_whitespace()
-        .nth(1)
-        .and_then(|status| status.parse().ok())
-    {
+    match head.split_whitespace().nth(1).and_then(|status| status.parse().ok()) {
         Some(status) if head.starts_with("HTTP/1.1 ") => Ok(status),
-        _ => Err(read
-            .err()
-            .unwrap_or_else(|| std::io::Error::other("not an HTTP/1.1 answer"))),
+        _ => Err(read.err().unwrap_or_else(|| std::io::Error::other("not an HTTP/1.1 answer"))),
     }
 }
 

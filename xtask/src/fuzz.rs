@@ -41,10 +41,7 @@ pub(crate) fn run_all(seconds: u64) -> Done {
             "the input is in fuzz/artifacts: make it a unit test, then mend the code (CONTRIBUTING.md)",
         )?;
     }
-    println!(
-        "\nfuzz: {} target(s) ran {seconds} s each without a finding",
-        targets.len()
-    );
+    println!("\nfuzz: {} target(s) ran {seconds} s each without a finding", targets.len());
     Ok(())
 }
 
@@ -61,18 +58,13 @@ pub(crate) fn build_all() -> Done {
 /// that no second toolchain is needed.
 fn cargo_fuzz(verb: &str) -> Command {
     let mut command = cargo();
-    command
-        .env("RUSTC_BOOTSTRAP", "1")
-        .args(["fuzz", verb, "--fuzz-dir", "fuzz"]);
+    command.env("RUSTC_BOOTSTRAP", "1").args(["fuzz", verb, "--fuzz-dir", "fuzz"]);
     command
 }
 
 fn make_corpus_folder(target: &str) -> Done {
     std::fs::create_dir_all(root().join("fuzz/corpus").join(target)).map_err(|e| {
-        Failed::new(
-            format!("cannot make fuzz/corpus/{target}: {e}"),
-            "is the disk full?",
-        )
+        Failed::new(format!("cannot make fuzz/corpus/{target}: {e}"), "is the disk full?")
     })
 }
 
@@ -102,10 +94,7 @@ fn targets() -> Result<Vec<String>, Failed> {
 
 fn is_declared(manifest: &str, target: &str) -> bool {
     let line = format!("name = \"{target}\"");
-    manifest
-        .split("[[bin]]")
-        .skip(1)
-        .any(|entry| entry.lines().any(|l| l.trim() == line))
+    manifest.split("[[bin]]").skip(1).any(|entry| entry.lines().any(|l| l.trim() == line))
 }
 
 fn entry(target: &str) -> String {
@@ -134,9 +123,6 @@ mod tests {
         let manifest = format!("[package]\nname = \"fuzz\"\n{}", entry("head"));
         assert!(is_declared(&manifest, "head"));
         assert!(!is_declared(&manifest, "body"));
-        assert!(
-            !is_declared(&manifest, "fuzz"),
-            "the package's name is no target"
-        );
+        assert!(!is_declared(&manifest, "fuzz"), "the package's name is no target");
     }
 }

@@ -8,37 +8,17 @@ use crate::setup;
 pub(crate) fn all() -> Done {
     setup::for_lint()?;
     toolchain()?;
+    step(cargo().args(["fmt", "--all", "--check"]), "`cargo fmt --all` formats the sources")?;
     step(
-        cargo().args(["fmt", "--all", "--check"]),
-        "`cargo fmt --all` formats the sources",
-    )?;
-    step(
-        cargo().args([
-            "clippy",
-            "--workspace",
-            "--all-targets",
-            "--",
-            "-D",
-            "warnings",
-        ]),
+        cargo().args(["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]),
         "mend what clippy names, or write #[expect(…, reason = …)] where it is wrong",
     )?;
     step(
-        cargo().args([
-            "deny",
-            "--log-level",
-            "error",
-            "check",
-            "bans",
-            "licenses",
-            "sources",
-        ]),
+        cargo().args(["deny", "--log-level", "error", "check", "bans", "licenses", "sources"]),
         "deny.toml says what is banned and why, and which licences are allowed",
     )?;
     step(
-        cargo()
-            .env("RUSTDOCFLAGS", "-D warnings")
-            .args(["doc", "--workspace", "--no-deps"]),
+        cargo().env("RUSTDOCFLAGS", "-D warnings").args(["doc", "--workspace", "--no-deps"]),
         "mend the comments that rustdoc names",
     )
 }
@@ -71,11 +51,7 @@ fn toolchain() -> Done {
 /// The quoted value of the first line `key = "value"`.
 fn value<'a>(text: &'a str, key: &str) -> Option<&'a str> {
     text.lines().find_map(|line| {
-        let rest = line
-            .trim()
-            .strip_prefix(key)?
-            .trim_start()
-            .strip_prefix('=')?;
+        let rest = line.trim().strip_prefix(key)?.trim_start().strip_prefix('=')?;
         rest.split('"').nth(1)
     })
 }
@@ -84,9 +60,7 @@ fn agree(pinned: Option<&str>, stated: Option<&str>) -> bool {
     let (Some(pinned), Some(stated)) = (pinned, stated) else {
         return false;
     };
-    pinned
-        .strip_prefix(stated)
-        .is_some_and(|patch| patch.is_empty() || patch.starts_with('.'))
+    pinned.strip_prefix(stated).is_some_and(|patch| patch.is_empty() || patch.starts_with('.'))
 }
 
 #[cfg(test)]

@@ -84,9 +84,7 @@ fn dispatch(recipe: &str, rest: &[String]) -> Option<Done> {
 /// The repository's top folder.
 fn root() -> &'static std::path::Path {
     // The recipes are only ever run from the checkout that they were compiled in.
-    std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
-        .parent()
-        .unwrap_or(std::path::Path::new("."))
+    std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(std::path::Path::new("."))
 }
 
 /// A file of the repository, as text.

@@ -18,10 +18,7 @@ pub(crate) struct Failed {
 
 impl Failed {
     pub(crate) fn new(what: impl Into<String>, advice: impl Into<String>) -> Self {
-        Self {
-            what: what.into(),
-            advice: advice.into(),
-        }
+        Self { what: what.into(), advice: advice.into() }
     }
 }
 
@@ -48,20 +45,14 @@ pub(crate) fn step(command: &mut Command, advice: &str) -> Done {
     announce(command);
     match command.status() {
         Ok(status) if status.success() => Ok(()),
-        Ok(status) => Err(Failed::new(
-            format!("`{}`: {status}", written(command)),
-            advice,
-        )),
+        Ok(status) => Err(Failed::new(format!("`{}`: {status}", written(command)), advice)),
         Err(e) => Err(not_started(command, &e)),
     }
 }
 
 /// Whether `command` runs and succeeds; its output is thrown away.
 pub(crate) fn succeeds(command: &mut Command) -> bool {
-    let quiet = command
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null());
+    let quiet = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     quiet.status().is_ok_and(|status| status.success())
 }
 
@@ -87,18 +78,8 @@ pub(crate) fn written(command: &Command) -> String {
         words.push(format!("{}={value:?}", name.display()));
     }
     let program = std::path::Path::new(command.get_program());
-    words.push(
-        program
-            .file_name()
-            .unwrap_or(command.get_program())
-            .display()
-            .to_string(),
-    );
-    words.extend(
-        command
-            .get_args()
-            .map(|argument| argument.display().to_string()),
-    );
+    words.push(program.file_name().unwrap_or(command.get_program()).display().to_string());
+    words.extend(command.get_args().map(|argument| argument.display().to_string()));
     words.join(" ")
 }
 
@@ -117,10 +98,7 @@ mod tests {
     #[test]
     fn a_program_that_is_not_there_is_named() {
         let error = step(&mut command("no-such-program-here"), "").unwrap_err();
-        assert!(
-            error.to_string().contains("no-such-program-here"),
-            "{error}"
-        );
+        assert!(error.to_string().contains("no-such-program-here"), "{error}");
     }
 
     #[test]

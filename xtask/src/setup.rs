@@ -39,10 +39,7 @@ pub(crate) fn for_tests() -> Done {
         return Ok(());
     }
     Err(Failed::new(
-        format!(
-            "apt-get was content, but these programs are still missing:{}",
-            listed(&still)
-        ),
+        format!("apt-get was content, but these programs are still missing:{}", listed(&still)),
         "install them by hand",
     ))
 }
@@ -60,13 +57,7 @@ pub(crate) fn subcommand(tool: &Subcommand) -> Done {
         return Ok(());
     }
     step(
-        cargo().args([
-            "install",
-            "--locked",
-            tool.package,
-            "--version",
-            tool.version,
-        ]),
+        cargo().args(["install", "--locked", tool.package, "--version", tool.version]),
         "read the compiler's message above; a C compiler and the crate registry are needed",
     )
 }
@@ -105,10 +96,7 @@ fn apt_install(missing: &[&System]) -> Done {
     install.args(["DEBIAN_FRONTEND=noninteractive", "RUNLEVEL=1"]);
     install.args(["apt-get", "install", "-q", "-y", "--no-install-recommends"]);
     install.args(missing.iter().map(|tool| tool.package));
-    step(
-        &mut install,
-        "install the packages named above by hand, then call this again",
-    )
+    step(&mut install, "install the packages named above by hand, then call this again")
 }
 
 /// `program`, as root: directly if we are, else through sudo.

@@ -11,14 +11,10 @@ pub(crate) fn all(extra: &[String]) -> Done {
     setup::for_tests()?;
     let mut command = cargo();
     // All of the failures in one run, not the first binary's only.
-    command
-        .args(["test", "--workspace", "--no-fail-fast"])
-        .args(extra);
+    command.args(["test", "--workspace", "--no-fail-fast"]).args(extra);
     announce(&command);
-    let mut child = command
-        .stdout(Stdio::piped())
-        .spawn()
-        .map_err(|e| not_started(&command, &e))?;
+    let mut child =
+        command.stdout(Stdio::piped()).spawn().map_err(|e| not_started(&command, &e))?;
     let mut sum = Sum::default();
     if let Some(output) = child.stdout.take() {
         for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
@@ -28,10 +24,7 @@ pub(crate) fn all(extra: &[String]) -> Done {
         }
     }
     let status = child.wait().map_err(|e| not_started(&command, &e))?;
-    println!(
-        "\n{} passed, {} failed, {} skipped",
-        sum.passed, sum.failed, sum.skipped
-    );
+    println!("\n{} passed, {} failed, {} skipped", sum.passed, sum.failed, sum.skipped);
     if !status.success() {
         return Err(Failed::new(
             format!("`{}`: {status}", written(&command)),
@@ -39,10 +32,7 @@ pub(crate) fn all(extra: &[String]) -> Done {
         ));
     }
     if sum.passed == 0 {
-        return Err(Failed::new(
-            "no test ran",
-            "does the name that you gave exist?",
-        ));
+        return Err(Failed::new("no test ran", "does the name that you gave exist?"));
     }
     Ok(())
 }
@@ -85,13 +75,6 @@ mod tests {
         sum.add("test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; 3 filtered out; finished in 0.05s");
         sum.add("test a::b ... ok");
         sum.add("test result: FAILED. 3 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out");
-        assert_eq!(
-            sum,
-            Sum {
-                passed: 15,
-                failed: 2,
-                skipped: 1
-            }
-        );
+        assert_eq!(sum, Sum { passed: 15, failed: 2, skipped: 1 });
     }
 }

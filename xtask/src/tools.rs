@@ -16,46 +16,18 @@ pub(crate) struct System {
 
 /// What the tests and measurements call.
 pub(crate) const SYSTEM: &[System] = &[
-    System {
-        program: "curl",
-        package: "curl",
-        why: "a client that is not ours",
-    },
-    System {
-        program: "nginx",
-        package: "nginx-light",
-        why: "a proxy to compare with",
-    },
-    System {
-        program: "haproxy",
-        package: "haproxy",
-        why: "a proxy to compare with",
-    },
-    System {
-        program: "wrk",
-        package: "wrk",
-        why: "load",
-    },
+    System { program: "curl", package: "curl", why: "a client that is not ours" },
+    System { program: "nginx", package: "nginx-light", why: "a proxy to compare with" },
+    System { program: "haproxy", package: "haproxy", why: "a proxy to compare with" },
+    System { program: "wrk", package: "wrk", why: "load" },
     System {
         program: "nghttp",
         package: "nghttp2-client",
         why: "an HTTP/2 client that is not ours",
     },
-    System {
-        program: "promtool",
-        package: "prometheus",
-        why: "judges the metrics page",
-    },
-    System {
-        program: "strace",
-        package: "strace",
-        why: "counts system calls",
-    },
-    System {
-        program: "jq",
-        package: "jq",
-        why: "judges JSON output",
-    },
+    System { program: "promtool", package: "prometheus", why: "judges the metrics page" },
+    System { program: "strace", package: "strace", why: "counts system calls" },
+    System { program: "jq", package: "jq", why: "judges JSON output" },
 ];
 
 /// A cargo subcommand that comes as a crate.
@@ -70,18 +42,12 @@ pub(crate) struct Subcommand {
 }
 
 /// Judges licences, sources and banned crates.
-pub(crate) const DENY: Subcommand = Subcommand {
-    name: "deny",
-    package: "cargo-deny",
-    version: "0.20.2",
-};
+pub(crate) const DENY: Subcommand =
+    Subcommand { name: "deny", package: "cargo-deny", version: "0.20.2" };
 
 /// Runs libFuzzer targets.
-pub(crate) const FUZZ: Subcommand = Subcommand {
-    name: "fuzz",
-    package: "cargo-fuzz",
-    version: "0.13.2",
-};
+pub(crate) const FUZZ: Subcommand =
+    Subcommand { name: "fuzz", package: "cargo-fuzz", version: "0.13.2" };
 
 impl Subcommand {
     pub(crate) fn is_installed(&self) -> bool {
@@ -91,10 +57,7 @@ impl Subcommand {
 
 /// The system programs that are not there.
 pub(crate) fn missing() -> Vec<&'static System> {
-    SYSTEM
-        .iter()
-        .filter(|tool| find(tool.program).is_none())
-        .collect()
+    SYSTEM.iter().filter(|tool| find(tool.program).is_none()).collect()
 }
 
 /// Where `program` is. Debian's servers live in sbin, which is not on every person's path.
@@ -109,8 +72,7 @@ pub(crate) fn find(program: &str) -> Option<PathBuf> {
 
 fn is_program(path: &Path) -> bool {
     use std::os::unix::fs::PermissionsExt;
-    path.metadata()
-        .is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
+    path.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
 }
 
 #[cfg(test)]

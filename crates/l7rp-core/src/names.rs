@@ -22,9 +22,6 @@ impl Nanos {
     /// This point plus `d`, at most [`Nanos::NEVER`].
     #[must_use]
     pub fn plus(self, d: Duration) -> Self {
-        Self(
-            self.0
-                .saturating_add(u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)),
-        )
+        Self(self.0.saturating_add(u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)))
     }
 }
