@@ -63,11 +63,15 @@ impl Demo {
 
     fn address(&mut self) -> Result<SocketAddr, Failed> {
         self.address.recv_timeout(START).map_err(|_| {
-            let ended = self.exit.try_recv().ok().and_then(Result::ok);
+            // Its output may end a moment before it does.
+            let ended = self.exit.recv_timeout(Duration::from_secs(1)).ok().and_then(Result::ok);
             self.gone = ended.is_some();
-            let how = ended.map_or_else(|| "is still running".to_owned(), |status| format!("ended: {status}"));
+            let how = ended.map_or_else(
+                || format!("it is still running after {START:?}"),
+                |status| format!("it ended: {status}"),
+            );
             Failed::new(
-                format!("the demo printed no line with \"proxy\" and http://127.0.0.1:PORT within {START:?}; it {how}"),
+                format!("the demo printed no line with \"proxy\" and http://127.0.0.1:PORT; {how}"),
                 "run `cargo run --release -- demo` and look at what it prints",
             )
         })

@@ -96,7 +96,20 @@ fn apt_install(missing: &[&System]) -> Done {
     install.args(["DEBIAN_FRONTEND=noninteractive", "RUNLEVEL=1"]);
     install.args(["apt-get", "install", "-q", "-y", "--no-install-recommends"]);
     install.args(missing.iter().map(|tool| tool.package));
-    step(&mut install, "install the packages named above by hand, then call this again")
+    step(&mut install, "install the packages named above by hand, then call this again")?;
+    disable_services(missing)
+}
+
+/// Nor shall the services that we brought in start with the machine.
+fn disable_services(installed: &[&System]) -> Done {
+    let services: Vec<&str> = installed.iter().filter_map(|tool| tool.service).collect();
+    if services.is_empty() || tools::find("systemctl").is_none() {
+        return Ok(());
+    }
+    step(
+        as_root("systemctl")?.arg("--quiet").arg("disable").args(services),
+        "disable the services by hand, or they start with the machine",
+    )
 }
 
 /// `program`, as root: directly if we are, else through sudo.

@@ -12,22 +12,33 @@ pub(crate) struct System {
     pub(crate) package: &'static str,
     /// What it is for.
     pub(crate) why: &'static str,
+    /// The service that the package brings along.
+    pub(crate) service: Option<&'static str>,
+}
+
+const fn tool(program: &'static str, package: &'static str, why: &'static str) -> System {
+    System { program, package, why, service: None }
+}
+
+const fn server(
+    program: &'static str,
+    package: &'static str,
+    service: &'static str,
+    why: &'static str,
+) -> System {
+    System { program, package, why, service: Some(service) }
 }
 
 /// What the tests and measurements call.
 pub(crate) const SYSTEM: &[System] = &[
-    System { program: "curl", package: "curl", why: "a client that is not ours" },
-    System { program: "nginx", package: "nginx-light", why: "a proxy to compare with" },
-    System { program: "haproxy", package: "haproxy", why: "a proxy to compare with" },
-    System { program: "wrk", package: "wrk", why: "load" },
-    System {
-        program: "nghttp",
-        package: "nghttp2-client",
-        why: "an HTTP/2 client that is not ours",
-    },
-    System { program: "promtool", package: "prometheus", why: "judges the metrics page" },
-    System { program: "strace", package: "strace", why: "counts system calls" },
-    System { program: "jq", package: "jq", why: "judges JSON output" },
+    tool("curl", "curl", "a client that is not ours"),
+    server("nginx", "nginx-light", "nginx", "a proxy to compare with"),
+    server("haproxy", "haproxy", "haproxy", "a proxy to compare with"),
+    tool("wrk", "wrk", "load"),
+    tool("nghttp", "nghttp2-client", "an HTTP/2 client that is not ours"),
+    server("promtool", "prometheus", "prometheus", "judges the metrics page"),
+    tool("strace", "strace", "counts system calls"),
+    tool("jq", "jq", "judges JSON output"),
 ];
 
 /// A cargo subcommand that comes as a crate.
