@@ -1,13 +1,14 @@
 //! What CI runs, in the order that a newcomer would.
 
 use crate::run::Done;
-use crate::{demo, fuzz, lint, test, tools};
+use crate::{demo, fuzz, lint, quickstart, test, tools};
 
 /// Tests come first: on a bare machine that shows that `cargo xtask test` needs nothing that
 /// another recipe installs.
 pub(crate) fn all() -> Done {
     test::all(&[])?;
     demo::check()?;
+    quickstart::check()?;
     lint::all()?;
     // Building cargo-fuzz for a build check alone is not worth the minutes.
     if tools::FUZZ.is_installed() {

@@ -11,6 +11,7 @@ mod ci;
 mod demo;
 mod fuzz;
 mod lint;
+mod quickstart;
 mod run;
 mod setup;
 mod test;
@@ -29,9 +30,11 @@ usage: cargo xtask RECIPE
   lint                formatting, clippy, dependencies, documentation, toolchain
   advisories          known faults in dependencies (asks the network)
   demo-check          `cargo run --release -- demo` starts, answers and stops
+  quickstart-check    the README's quick start works as it is written
   fuzz [--seconds N]  run every fuzz target for N seconds (default 60)
   fuzz-build          build every fuzz target
-  ci                  what CI runs: test, demo-check, lint, and fuzz-build if cargo-fuzz is there
+  ci                  what CI runs: test, demo-check, quickstart-check, lint, and fuzz-build
+                      if cargo-fuzz is there
   help                this text
 ";
 
@@ -71,6 +74,7 @@ fn dispatch(recipe: &str, rest: &[String]) -> Option<Done> {
         "lint" => lint::all(),
         "advisories" => lint::advisories(),
         "demo-check" => demo::check(),
+        "quickstart-check" => quickstart::check(),
         "fuzz-build" => fuzz::build_all(),
         "ci" => ci::all(),
         "help" | "-h" | "--help" => {
