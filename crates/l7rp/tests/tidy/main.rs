@@ -304,7 +304,19 @@ fn sources(folder: &str) -> Vec<Source> {
     walk(&root().join(folder), &mut paths);
     paths.retain(|path| path.extension().is_some_and(|extension| extension == "rs"));
     assert!(!paths.is_empty(), "no sources in {folder}: has it moved? Then this test must follow");
-    paths.iter().map(|path| Source::new(&relative(path), &read(&relative(path)))).collect()
+    let new = |path: &PathBuf| Source::new(&relative(path), &read(&relative(path)));
+    let mut sources: Vec<Source> = paths.iter().map(new).collect();
+    let tests: Vec<String> = sources.iter().flat_map(Source::test_modules).collect();
+    for source in &mut sources {
+        let inner = |module: &String| {
+            let rest = source.name.strip_prefix(module.as_str());
+            rest.is_some_and(|rest| rest == ".rs" || rest.starts_with('/'))
+        };
+        if tests.iter().any(inner) {
+            source.is_for_tests();
+        }
+    }
+    sources
 }
 
 /// All files below `folder` that could be committed, in order.

@@ -32,6 +32,27 @@ impl Source {
         Self { name: name.to_owned(), code, shipped, strings }
     }
 
+    /// The modules in files of their own that this file declares for tests only: their paths
+    /// without `.rs`.
+    pub(crate) fn test_modules(&self) -> Vec<String> {
+        let (folder, file) = self.name.rsplit_once('/').unwrap_or(("", &self.name));
+        let folder = match file {
+            "mod.rs" | "lib.rs" | "main.rs" => folder.to_owned(),
+            _ => self.name.trim_end_matches(".rs").to_owned(),
+        };
+        let declarations = test_items(&self.code).into_iter().filter_map(|range| {
+            let name = self.code[range].strip_suffix(';')?.rsplit_once("mod ")?.1;
+            Some(format!("{folder}/{name}"))
+        });
+        declarations.collect()
+    }
+
+    /// From now on all of the file counts as test.
+    pub(crate) fn is_for_tests(&mut self) {
+        self.shipped.clear();
+        self.strings.clear();
+    }
+
     /// `path:line` of a place in the file.
     pub(crate) fn place(&self, at: usize) -> String {
         let line = self.code[..at].matches('\n').count() + 1;
@@ -274,6 +295,14 @@ fn tests_are_not_shipped() {
     assert_eq!(source.strings.len(), 1);
     assert_eq!(source.place(source.strings[0].0), "x.rs:7");
     assert_eq!(Source::new("src/tests.rs", text).shipped.trim(), "");
+}
+
+#[test]
+fn modules_declared_for_tests_are_known() {
+    let text =
+        "mod a;\n#[cfg(test)]\npub(crate) mod b;\n#[cfg(test)]\nmod c { }\n#[cfg(test)]\nuse x;";
+    assert_eq!(Source::new("src/pick/mod.rs", text).test_modules(), ["src/pick/b"]);
+    assert_eq!(Source::new("src/route.rs", text).test_modules(), ["src/route/b"]);
 }
 
 #[test]
