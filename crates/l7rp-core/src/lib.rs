@@ -20,4 +20,7 @@
 //! `names`, `failure`, `head` and `window` are shared ground; the other modules do not know
 //! one another.
 
+pub mod limit;
 pub mod names;
+pub mod pick;
+pub mod window;
