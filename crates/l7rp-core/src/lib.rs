@@ -23,4 +23,5 @@
 pub mod limit;
 pub mod names;
 pub mod pick;
+pub mod route;
 pub mod window;

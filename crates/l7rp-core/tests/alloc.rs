@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use l7rp_core::names::Nanos;
 use l7rp_core::pick::{Algorithm, Ask, Eligible, Member, Seat, Selector, Tried, key_of};
+use l7rp_core::route::{HostPattern, Request, Rule, Table, parse_host};
 use l7rp_core::window::HalfLife;
 
 thread_local! {
@@ -89,4 +90,36 @@ fn drive(selector: &Selector, seats: &[Arc<Seat>], eligible: &Eligible) {
             tried.insert(ix);
         }
     }
+}
+
+#[test]
+fn routing() {
+    let rule = |host: HostPattern, prefix: &str| Rule {
+        host,
+        prefix: prefix.into(),
+        methods: vec!["GET".into()],
+        predicates: vec![("x-canary".into(), "1".into())],
+        listeners: vec![0],
+    };
+    let table = Table::new(vec![
+        rule(HostPattern::Exact("a.example".into()), "/v1"),
+        rule(HostPattern::Wildcard("example".into()), "/v1/x"),
+        rule(HostPattern::Any, "/"),
+    ]);
+    let slashes = vec![b'/'; 16_384];
+    let count = allocations(|| {
+        for host in [&b"A.example:80"[..], b"b.example.", b"[0:0::1]:80", b"c"] {
+            for path in [&b"/v1/x?y"[..], b"/", b"*", &slashes] {
+                let request = Request {
+                    listener: 0,
+                    host: parse_host(host).ok(),
+                    path,
+                    method: b"GET",
+                    has_field: &|_, _| true,
+                };
+                assert!(table.find(&request).is_some());
+            }
+        }
+    });
+    assert_eq!(count, 0);
 }
