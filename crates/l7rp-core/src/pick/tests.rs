@@ -115,7 +115,7 @@ fn many_threads_never_pass_a_limit_and_lose_no_place() {
                 scope.spawn(move || {
                     let mut rng = fastrand::Rng::with_seed(thread);
                     let tried = Tried::new();
-                    for _ in 0..5_000 {
+                    for _ in 0..2_000 {
                         let ask = super::Ask {
                             seats,
                             eligible,

@@ -9,7 +9,7 @@ use super::{Ask, Member};
 const MAX_SLOTS: u64 = 65_536;
 
 /// How many slots one pick may use up before it draws by weight.
-const TURNS: usize = 32;
+const TURNS: u64 = 32;
 
 /// Smooth weighted round-robin: weights 5, 1, 1 give a a b a c a a.
 ///
@@ -35,8 +35,8 @@ impl WeightedRr {
 
     pub(super) fn pick(&self, ask: &Ask<'_>) -> Option<usize> {
         let round = self.schedule.len() as u64;
-        for _ in 0..TURNS {
-            let at = self.cursor.fetch_add(1, Relaxed).checked_rem(round)?;
+        for _ in 0..TURNS.min(round) {
+            let at = self.cursor.fetch_add(1, Relaxed) % round;
             let ix = *self.schedule.get(at as usize)? as usize;
             if ask.selectable(ix) {
                 return Some(ix);

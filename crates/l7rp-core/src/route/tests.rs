@@ -269,7 +269,7 @@ fn any_rule() -> impl Strategy<Value = Rule> {
 
 proptest! {
     #![proptest_config(ProptestConfig {
-        cases: 2_000, failure_persistence: None, ..ProptestConfig::default()
+        cases: 1_000, failure_persistence: None, ..ProptestConfig::default()
     })]
 
     #[test]
