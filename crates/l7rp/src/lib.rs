@@ -1,3 +1,32 @@
 //! l7rp: a layer-7 reverse proxy and load balancer.
+//!
+//! | module | duty |
+//! |---|---|
+//! | [`cli`] | arguments; one file for each subcommand |
+//! | [`config`] | the configuration as written, as meant, and what is wrong with it |
+//! | [`running`] | starts workers and control thread, and stops them |
+//! | [`live`] | the snapshot in force |
+//! | [`serve`] | sockets and protocols: octets ⇄ exchanges |
+//! | [`exchange`] | one exchange, from head to last octet: read `exchange/mod.rs` first |
+//! | [`upstream`] | pools, connections, names |
+//! | [`observe`] | metrics, log lines, events |
+//! | [`admin`] | endpoints about the proxy itself |
+//! | [`tools`] | what proves a configuration: test backend, demo |
+//!
+//! Dependencies run one way: cli → running → {config, live, serve, admin}; serve → exchange →
+//! upstream; all → clock, observe, `l7rp_core`.
 
+pub mod admin;
+pub mod clock;
 pub mod config;
+pub mod exchange;
+mod holder;
+pub mod lifecycle;
+pub mod live;
+pub mod observe;
+pub mod running;
+pub mod serve;
+pub mod stream;
+mod timer;
+pub mod upstream;
+pub mod worker;

@@ -1,0 +1,5 @@
+//! Whether a request may come in at all.
+
+mod slots;
+
+pub use slots::Slots;

@@ -1,0 +1,86 @@
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use super::Ask;
+
+/// How many turns one pick may use up before it goes through the pool in order.
+const TURNS: usize = 8;
+
+/// One after the other, over those that are eligible.
+///
+/// Turn t goes to the (t mod eligible)-th eligible upstream. Going to the t-th and on to its
+/// neighbour if that one is down would give the neighbour twice its share.
+#[derive(Debug, Default)]
+pub(super) struct RoundRobin {
+    turn: AtomicU64,
+}
+
+impl RoundRobin {
+    pub(super) fn pick(&self, ask: &Ask<'_>) -> Option<usize> {
+        let eligible = ask.eligible.count();
+        let mut from = 0;
+        // Who was tried already or is full loses this turn, and the next turn is used, not the
+        // neighbour: again, so that the neighbour gets no more than its own turns.
+        for _ in 0..TURNS.min(eligible) {
+            let turn = self.turn.fetch_add(1, Relaxed) % eligible as u64;
+            let Some(ix) = ask.eligible.nth(turn as usize) else { continue };
+            if ask.open(ix) {
+                return Some(ix);
+            }
+            from = ix;
+        }
+        let after = ask.all().find(|&ix| ix >= from);
+        after.or_else(|| ask.all().next())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::Pool;
+    use super::super::{Algorithm, Tried};
+
+    #[test]
+    fn alternates_exactly_and_spreads_the_share_of_one_that_is_down() {
+        let pool = Pool::new(Algorithm::RoundRobin, &[1; 4]);
+        assert_eq!(pool.run(8), [0, 1, 2, 3, 0, 1, 2, 3]);
+        pool.eligible.set(1, false);
+        assert_eq!(pool.run(6), [3, 0, 2, 3, 0, 2]);
+        let counts = pool.counts(3_000);
+        assert_eq!(counts, [1_000, 0, 1_000, 1_000]);
+        pool.eligible.set(1, true);
+        assert_eq!(pool.counts(4_000), [1_000; 4]);
+    }
+
+    #[test]
+    fn one_at_its_limit_loses_its_turn_to_all_evenly() {
+        let pool = Pool::with_limits(Algorithm::RoundRobin, &[1; 4], &[0, 1, 0, 0]);
+        assert!(pool.seats[1].enter());
+        assert_eq!(pool.counts(3_000), [1_000, 0, 1_000, 1_000]);
+    }
+
+    #[test]
+    fn retries_of_a_failing_upstream_do_not_pile_up_on_its_neighbour() {
+        let pool = Pool::new(Algorithm::RoundRobin, &[1; 4]);
+        let mut served = [0; 4];
+        for _ in 0..3_000 {
+            let mut tried = Tried::new();
+            let mut ix = pool.pick(&tried, 0).unwrap();
+            if ix == 1 {
+                tried.insert(ix);
+                ix = pool.pick(&tried, 0).unwrap();
+            }
+            served[ix] += 1;
+        }
+        assert_eq!(served, [1_000, 0, 1_000, 1_000]);
+    }
+
+    #[test]
+    fn finds_the_only_free_one_of_many() {
+        let mut limits = [1; 200];
+        limits[123] = 0;
+        let pool = Pool::with_limits(Algorithm::RoundRobin, &[1; 200], &limits);
+        for (ix, seat) in pool.seats.iter().enumerate() {
+            assert!(ix == 123 || seat.enter());
+        }
+        assert_eq!(pool.run(300), [123; 300]);
+    }
+}

@@ -1,0 +1,231 @@
+//! Answers that this proxy makes itself: failures, redirects, fixed responses.
+
+use std::io::Write;
+
+use l7rp_core::failure::{Blame, Failure};
+use l7rp_core::http1::body::Body;
+use l7rp_core::http1::encode::line;
+use l7rp_core::http1::request::Method;
+
+use super::client::Client;
+use super::record::{Record, RequestId};
+use super::{Done, Exchange, Next, Workspace};
+use crate::live::Listener;
+use crate::worker::Worker;
+
+/// What a probe on a data listener asks.
+#[derive(Clone, Copy, Debug)]
+pub enum Probe {
+    /// Is the process alive?
+    Alive,
+    /// Should it be sent traffic?
+    Ready,
+}
+
+/// An answer to be written.
+#[derive(Debug)]
+struct Answer<'a> {
+    status: u16,
+    /// Lines beside those that every answer has.
+    fields: &'a [(&'a str, &'a str)],
+    content_type: &'a str,
+    body: &'a str,
+}
+
+/// Answers a request with what `failure` means; if the response has begun, ends it so that
+/// the client notices.
+pub(super) async fn failure(
+    x: &Exchange<'_>,
+    client: &mut Client,
+    record: &mut Record<'_>,
+    space: &mut Workspace<'_>,
+    failure: Failure,
+) -> Done {
+    record.failure = Some(failure);
+    let committed = record.status != 0;
+    if committed || failure.meaning().blame == Blame::Client && failure.meaning().status == 499 {
+        return Done { next: Next::Close, used: 0 };
+    }
+    let used = body_in_rest(x);
+    // After a malformed request nobody knows where the next one begins.
+    let keep_alive = x.keep_alive && used.is_some() && !matches!(failure, Failure::BadRequest(_));
+    let to_head = x.incoming.head.method == Method::Head;
+    let sent = refuse(x.worker, x.listener, client, record, space, failure, keep_alive, to_head);
+    let next = match (sent.await, keep_alive) {
+        (false, _) => Next::Close,
+        (true, true) => Next::KeepAlive,
+        (true, false) => Next::Linger,
+    };
+    Done { next, used: used.unwrap_or_default() }
+}
+
+/// Writes the answer that `failure` means. False: the client is gone.
+#[expect(clippy::too_many_arguments, reason = "two callers; a struct for it would hide what is used")]
+pub async fn refuse(
+    worker: &Worker,
+    listener: &Listener,
+    client: &mut Client,
+    record: &mut Record<'_>,
+    space: &mut Workspace<'_>,
+    failure: Failure,
+    keep_alive: bool,
+    to_head: bool,
+) -> bool {
+    let meaning = failure.meaning();
+    record.failure = Some(failure);
+    let status = format!("l7rp; error={}; details=\"{}\"", meaning.proxy_status, meaning.reason);
+    let id = String::from_utf8_lossy(record.id.as_bytes());
+    let body = format!("{} {}\nrequest id: {id}\n", meaning.status, meaning.text);
+    let mut fields = vec![("Proxy-Status", status.as_str())];
+    if failure.retry_after() {
+        fields.push(("Retry-After", "1"));
+    }
+    if failure == Failure::MethodRefused {
+        fields.push(("Allow", "GET, HEAD, POST, PUT, DELETE, OPTIONS, PATCH"));
+    }
+    let answer =
+        Answer { status: meaning.status, fields: &fields, content_type: "text/plain", body: &body };
+    let until = worker.process.clock.now().plus(listener.plan.timeouts.write);
+    write(space.to_client, &answer, &record.id, keep_alive, to_head);
+    record.status = meaning.status;
+    record.bytes_out = if to_head { 0 } else { body.len() as u64 };
+    client.write_all(space.to_client, &[], until).await.is_ok()
+}
+
+/// Answers a probe.
+pub(super) async fn probe(
+    x: &Exchange<'_>,
+    client: &mut Client,
+    record: &mut Record<'_>,
+    space: &mut Workspace<'_>,
+    probe: Probe,
+) -> Result<Done, Failure> {
+    let good = match probe {
+        Probe::Alive => true,
+        Probe::Ready => x.worker.process.is_ready(),
+    };
+    let answer = if good {
+        Answer { status: 204, fields: &[], content_type: "", body: "" }
+    } else {
+        Answer { status: 503, fields: &[], content_type: "text/plain", body: "no backend ready\n" }
+    };
+    send(x, client, record, space, &answer).await
+}
+
+/// Answers with a redirect to the same target under another scheme.
+pub(super) async fn redirect(
+    x: &Exchange<'_>,
+    client: &mut Client,
+    record: &mut Record<'_>,
+    space: &mut Workspace<'_>,
+    scheme: &str,
+    code: u16,
+) -> Result<Done, Failure> {
+    let (buf, head) = (x.incoming.buf, x.incoming.head);
+    let host = String::from_utf8_lossy(head.host.of(buf)).into_owned();
+    // The port was that of the other scheme.
+    let host = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) => name,
+        _ => &host,
+    };
+    let target = String::from_utf8_lossy(x.incoming.target());
+    let location = format!("{scheme}://{host}{target}");
+    let fields = [("Location", location.as_str())];
+    let answer = Answer { status: code, fields: &fields, content_type: "", body: "" };
+    send(x, client, record, space, &answer).await
+}
+
+/// Answers as the configuration says.
+pub(super) async fn fixed(
+    x: &Exchange<'_>,
+    client: &mut Client,
+    record: &mut Record<'_>,
+    space: &mut Workspace<'_>,
+    status: u16,
+    body: &str,
+    content_type: &str,
+) -> Result<Done, Failure> {
+    send(x, client, record, space, &Answer { status, fields: &[], content_type, body }).await
+}
+
+async fn send(
+    x: &Exchange<'_>,
+    client: &mut Client,
+    record: &mut Record<'_>,
+    space: &mut Workspace<'_>,
+    answer: &Answer<'_>,
+) -> Result<Done, Failure> {
+    let used = body_in_rest(x);
+    let keep_alive = x.keep_alive && used.is_some();
+    let to_head = x.incoming.head.method == Method::Head;
+    space.to_client.clear();
+    write(space.to_client, answer, &record.id, keep_alive, to_head);
+    record.status = answer.status;
+    record.bytes_out = if to_head { 0 } else { answer.body.len() as u64 };
+    let until = x.worker.process.clock.now().plus(x.listener.plan.timeouts.write);
+    client.write_all(space.to_client, &[], until).await?;
+    let next = match (keep_alive, used) {
+        (true, _) => Next::KeepAlive,
+        (false, Some(_)) => Next::Close,
+        (false, None) => Next::Linger,
+    };
+    Ok(Done { next, used: used.unwrap_or_default() })
+}
+
+/// The length of the request's body, if all of it came with the head.
+fn body_in_rest(x: &Exchange<'_>) -> Option<usize> {
+    let mut body = Body::new(x.incoming.head.framing, x.listener.plan.limits.max_trailer_bytes);
+    let seen = body.scan(x.incoming.rest).ok()?;
+    seen.done.then_some(seen.used)
+}
+
+fn write(out: &mut Vec<u8>, answer: &Answer<'_>, id: &RequestId, keep_alive: bool, to_head: bool) {
+    out.clear();
+    let status = answer.status;
+    let _ = write!(out, "HTTP/1.1 {status} {}\r\n", reason_phrase(status));
+    if !matches!(status, 204 | 304) {
+        line(out, "Content-Length", answer.body.len().to_string().as_bytes());
+    }
+    if !answer.content_type.is_empty() {
+        line(out, "Content-Type", answer.content_type.as_bytes());
+    }
+    for (name, value) in answer.fields {
+        line(out, name, value.as_bytes());
+    }
+    line(out, "X-Request-ID", id.as_bytes());
+    // Said in both cases: a 1.0 client needs the one, a 1.1 client the other.
+    line(out, "Connection", if keep_alive { b"keep-alive" } else { b"close" });
+    out.extend_from_slice(b"\r\n");
+    if !to_head && !matches!(status, 204 | 304) {
+        out.extend_from_slice(answer.body.as_bytes());
+    }
+}
+
+fn reason_phrase(status: u16) -> &'static str {
+    match status {
+        200 => "OK",
+        204 => "No Content",
+        301 => "Moved Permanently",
+        302 => "Found",
+        303 => "See Other",
+        307 => "Temporary Redirect",
+        308 => "Permanent Redirect",
+        400 => "Bad Request",
+        403 => "Forbidden",
+        404 => "Not Found",
+        405 => "Method Not Allowed",
+        408 => "Request Timeout",
+        413 => "Content Too Large",
+        414 => "URI Too Long",
+        417 => "Expectation Failed",
+        429 => "Too Many Requests",
+        431 => "Request Header Fields Too Large",
+        500 => "Internal Server Error",
+        502 => "Bad Gateway",
+        503 => "Service Unavailable",
+        504 => "Gateway Timeout",
+        505 => "HTTP Version Not Supported",
+        // The phrase carries no meaning (RFC 9112 §4); the configuration may name any status.
+        _ => "",
+    }
+}

@@ -1,0 +1,132 @@
+//! The client's side of an exchange: its connection and what is known of it.
+
+use std::future::poll_fn;
+use std::io;
+use std::net::IpAddr;
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+
+use l7rp_core::failure::Failure;
+use l7rp_core::names::Nanos;
+
+use crate::stream::Stream;
+use crate::timer::Timer;
+use crate::worker::Buffers;
+
+/// A client's connection.
+#[derive(Debug)]
+pub struct Client {
+    /// To and from the client.
+    pub stream: Stream,
+    /// The one timer of the connection and of what is done for it.
+    pub timer: Timer,
+    /// Address of the peer; `None` on a Unix-domain socket.
+    pub peer: Option<IpAddr>,
+    /// The same, as text.
+    pub peer_text: Rc<str>,
+    /// Octets that arrived while a request was in progress and belong to the next one.
+    pub ahead: Vec<u8>,
+    /// The client has ended its side.
+    pub ended: bool,
+}
+
+impl Client {
+    /// Notices, while an upstream is waited for, what the client does: a reset ends the
+    /// exchange; the end of its side does not, for it may still read the answer; the next
+    /// request is kept.
+    ///
+    /// Never ready but with an error.
+    pub fn poll_watch(&mut self, cx: &mut Context<'_>, buffers: &Buffers) -> Poll<Failure> {
+        loop {
+            // One buffer is enough to notice a reset; a client that sends more has to wait.
+            if self.ended || (self.ahead.capacity() > 0 && self.ahead.len() == self.ahead.capacity())
+            {
+                return Poll::Pending;
+            }
+            if ready!(self.stream.poll_readable(cx)).is_err() {
+                return Poll::Ready(Failure::ClientGone);
+            }
+            if self.ahead.capacity() == 0 {
+                self.ahead = buffers.small();
+            }
+            match ready!(self.stream.poll_fill(cx, &mut self.ahead)) {
+                Ok(0) => self.ended = true,
+                Ok(_) => {}
+                Err(_) => return Poll::Ready(Failure::ClientGone),
+            }
+        }
+    }
+
+    /// Writes all of `first` and then `second` before `deadline`.
+    ///
+    /// # Errors
+    /// The client is gone or does not read.
+    pub async fn write_all(
+        &mut self,
+        first: &[u8],
+        second: &[u8],
+        deadline: Nanos,
+    ) -> Result<(), Failure> {
+        let mut sent = 0;
+        let Self { stream, timer, .. } = self;
+        poll_fn(|cx| {
+            while sent < first.len() + second.len() {
+                match poll_write_from(stream, cx, first, second, sent) {
+                    Poll::Ready(Ok(n)) => sent += n,
+                    Poll::Ready(Err(_)) => return Poll::Ready(Err(Failure::ClientGone)),
+                    Poll::Pending => {
+                        return timer.poll(cx, deadline).map(|()| Err(Failure::ClientStalled));
+                    }
+                }
+            }
+            Poll::Ready(Ok(()))
+        })
+        .await
+    }
+
+    /// Closes in a way that lets the client read what was sent: says that nothing follows,
+    /// then takes and drops what still comes, for a while and within bounds.
+    pub async fn linger(&mut self, buffers: &Buffers, until: Nanos) {
+        const MOST: usize = 1 << 20;
+        let mut buffer = buffers.small();
+        let mut taken = 0;
+        let mut shut = false;
+        let Self { stream, timer, .. } = self;
+        poll_fn(|cx| {
+            if !shut {
+                match stream.poll_shutdown(cx) {
+                    Poll::Ready(Ok(())) => shut = true,
+                    Poll::Ready(Err(_)) => return Poll::Ready(()),
+                    Poll::Pending => return timer.poll(cx, until),
+                }
+            }
+            loop {
+                buffer.clear();
+                match stream.poll_fill(cx, &mut buffer) {
+                    Poll::Ready(Ok(n)) if n > 0 && taken + n <= MOST => taken += n,
+                    Poll::Ready(_) => return Poll::Ready(()),
+                    Poll::Pending => return timer.poll(cx, until),
+                }
+            }
+        })
+        .await;
+        buffers.give(buffer);
+    }
+}
+
+/// Writes what can be written of `first` and then `second`, of which `sent` octets are out.
+/// Zero octets written is an error.
+pub fn poll_write_from(
+    stream: &mut Stream,
+    cx: &mut Context<'_>,
+    first: &[u8],
+    second: &[u8],
+    sent: usize,
+) -> Poll<io::Result<usize>> {
+    let of_first = sent.min(first.len());
+    let of_second = sent - of_first;
+    match ready!(stream.poll_write(cx, &first[of_first..], &second[of_second..])) {
+        Ok(0) => Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+        other => Poll::Ready(other),
+    }
+}

@@ -1,0 +1,89 @@
+//! Who the client is: the peer of the connection, unless that peer is trusted to tell.
+
+use std::net::IpAddr;
+use std::rc::Rc;
+
+use ipnet::IpNet;
+use l7rp_core::head::Name;
+use l7rp_core::http1::encode::values;
+
+use super::Incoming;
+use super::client::Client;
+use crate::live::Listener;
+
+/// Who sent a request.
+#[derive(Debug)]
+pub struct Sender {
+    /// The peer is a trusted proxy; then the client that it names, if it names one.
+    trusted: Option<Option<IpAddr>>,
+    /// That client's address as text.
+    text: Option<Rc<str>>,
+}
+
+impl Sender {
+    /// Whether the peer's forwarding fields are believed.
+    pub fn is_trusted(&self) -> bool {
+        self.trusted.is_some()
+    }
+
+    /// The client's address.
+    pub fn ip(&self, client: &Client) -> Option<IpAddr> {
+        self.trusted.flatten().or(client.peer)
+    }
+
+    /// The client's address as text.
+    pub fn client<'a>(&'a self, client: &'a Client) -> &'a Rc<str> {
+        self.text.as_ref().unwrap_or(&client.peer_text)
+    }
+}
+
+/// Works out who sent a request. The client is the first address from the right, beginning
+/// with the peer, that is not a trusted proxy.
+pub fn sender(listener: &Listener, client: &Client, incoming: &Incoming<'_>) -> Sender {
+    let proxies = &listener.plan.trusted_proxies;
+    let trusted = |ip: IpAddr| proxies.iter().any(|net: &IpNet| net.contains(&ip.to_canonical()));
+    if proxies.is_empty() || !client.peer.is_some_and(trusted) {
+        return Sender { trusted: None, text: None };
+    }
+    let lines = values(incoming.buf, &incoming.head.fields, Name::XForwardedFor);
+    let named = lines
+        .rev()
+        .flat_map(|line| line.rsplit(|&b| b == b','))
+        .map(|item| parse_address(item.trim_ascii()))
+        // What stands left of something unreadable cannot be believed either.
+        .take_while(Option::is_some)
+        .flatten()
+        .find(|&ip| !trusted(ip));
+    Sender { trusted: Some(named), text: named.map(|ip| ip.to_string().into()) }
+}
+
+/// An address as it stands in `X-Forwarded-For`: bare, in brackets, or with a port.
+fn parse_address(item: &[u8]) -> Option<IpAddr> {
+    let item = std::str::from_utf8(item).ok()?;
+    let bare = item.strip_prefix('[').and_then(|i| i.strip_suffix(']')).unwrap_or(item);
+    bare.parse::<IpAddr>()
+        .ok()
+        .or_else(|| item.parse::<std::net::SocketAddr>().ok().map(|a| a.ip()))
+        .map(|ip| ip.to_canonical())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_as_proxies_write_them() {
+        for (text, ip) in [
+            ("192.0.2.1", Some("192.0.2.1")),
+            ("192.0.2.1:4711", Some("192.0.2.1")),
+            ("2001:db8::1", Some("2001:db8::1")),
+            ("[2001:db8::1]", Some("2001:db8::1")),
+            ("[2001:db8::1]:4711", Some("2001:db8::1")),
+            ("::ffff:192.0.2.1", Some("192.0.2.1")),
+            ("unknown", None),
+            ("", None),
+        ] {
+            assert_eq!(parse_address(text.as_bytes()), ip.map(|i| i.parse().unwrap()), "{text}");
+        }
+    }
+}

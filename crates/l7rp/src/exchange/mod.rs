@@ -1,0 +1,258 @@
+//! One exchange, from a request's head to the last octet of its answer. Read [`run`] first:
+//! it is the path of a request, verbs in order.
+
+pub mod answer;
+pub mod client;
+mod dispatch;
+mod forwarded;
+pub mod record;
+mod relay;
+mod upload;
+
+use l7rp_core::failure::{Failure, Malformed, Scope};
+use l7rp_core::head::{self, Name};
+use l7rp_core::http1::Framing;
+use l7rp_core::http1::encode::values;
+use l7rp_core::http1::request::Request;
+use l7rp_core::limit::Slots;
+use l7rp_core::names::Nanos;
+use l7rp_core::route::{self, parse_host};
+
+use crate::config::plan::Action;
+use crate::live::{Listener, Route, Snapshot};
+use crate::worker::Worker;
+use client::Client;
+use record::{Record, RequestId};
+
+/// A request as it came in.
+#[derive(Clone, Copy, Debug)]
+pub struct Incoming<'a> {
+    /// What `head` was parsed from.
+    pub buf: &'a [u8],
+    /// The head.
+    pub head: &'a Request,
+    /// Octets that came with the head: body, and perhaps the next request.
+    pub rest: &'a [u8],
+    /// When the head was complete.
+    pub arrived: Nanos,
+}
+
+/// What becomes of the client's connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Another request may follow.
+    KeepAlive,
+    /// It is closed.
+    Close,
+    /// It is closed after the client had the time to read the answer.
+    Linger,
+}
+
+/// How an exchange ended.
+#[derive(Debug)]
+pub struct Done {
+    /// What becomes of the connection.
+    pub next: Next,
+    /// Octets of [`Incoming::rest`] that belonged to this request.
+    pub used: usize,
+}
+
+/// What an exchange works on.
+struct Exchange<'a> {
+    worker: &'a Worker,
+    snapshot: &'a Snapshot,
+    listener: &'a Listener,
+    incoming: Incoming<'a>,
+    /// What the answer says of the connection's future.
+    keep_alive: bool,
+}
+
+/// The buffers for outgoing heads, and the response's head.
+#[derive(Debug)]
+pub struct Workspace<'a> {
+    /// The response's head.
+    pub response: &'a mut l7rp_core::http1::response::Response,
+    /// The head that goes to the upstream.
+    pub to_upstream: &'a mut Vec<u8>,
+    /// The head that goes to the client.
+    pub to_client: &'a mut Vec<u8>,
+}
+
+/// Serves one request.
+pub async fn run(
+    worker: &Worker,
+    listener: &Listener,
+    client: &mut Client,
+    incoming: Incoming<'_>,
+    mut space: Workspace<'_>,
+) -> Done {
+    let pinned = worker.snapshot();
+    let exchange = Exchange {
+        worker,
+        snapshot: &pinned,
+        listener,
+        incoming,
+        keep_alive: incoming.head.keep_alive && !worker.process.is_draining(),
+    };
+    let sender = forwarded::sender(listener, client, &incoming);
+    let mut record = Record::new(
+        worker,
+        listener,
+        sender.client(client).clone(),
+        Some((incoming.buf, incoming.head)),
+        incoming.arrived,
+        exchange.request_id(&sender),
+    );
+    match exchange.serve(client, &sender, &mut record, &mut space).await {
+        Ok(done) => done,
+        Err(failure) => answer::failure(&exchange, client, &mut record, &mut space, failure).await,
+    }
+}
+
+impl<'a> Exchange<'a> {
+    async fn serve(
+        &self,
+        client: &mut Client,
+        sender: &forwarded::Sender,
+        record: &mut Record<'a>,
+        space: &mut Workspace<'_>,
+    ) -> Result<Done, Failure> {
+        if let Some(probe) = self.own_probe() {
+            return answer::probe(self, client, record, space, probe).await;
+        }
+        let route = self.route()?;
+        record.route = Some(route);
+        self.admit_address(route, sender.ip(client))?;
+        let _process = Slot::take(&self.worker.process.slots, Scope::Process)?;
+        let _listener = Slot::take(&self.listener.slots, Scope::Listener)?;
+        self.admit_body(route)?;
+        let pool = match &route.plan.action {
+            Action::Pool(ix) => self.snapshot.pools.get(*ix).ok_or(Failure::Internal)?,
+            Action::Redirect { scheme, code } => {
+                return answer::redirect(self, client, record, space, scheme, *code).await;
+            }
+            Action::Respond { status, body, content_type } => {
+                return answer::fixed(self, client, record, space, *status, body, content_type)
+                    .await;
+            }
+        };
+        record.pool = Some(pool);
+        let _pool = Slot::take(&pool.slots, Scope::Pool)?;
+        let deadline = self.deadline(route);
+        let answered =
+            dispatch::run(self, client, sender, record, space, route, pool, deadline).await?;
+        relay::run(self, client, record, space, route, pool, answered, deadline).await
+    }
+
+    /// `/livez` and `/readyz` on a data listener, in the mode without a file.
+    fn own_probe(&self) -> Option<answer::Probe> {
+        if !self.snapshot.plan.probes_on_data {
+            return None;
+        }
+        match self.incoming.path() {
+            b"/livez" => Some(answer::Probe::Alive),
+            b"/readyz" => Some(answer::Probe::Ready),
+            _ => None,
+        }
+    }
+
+    fn route(&self) -> Result<&'a Route, Failure> {
+        let Incoming { buf, head, .. } = self.incoming;
+        let host = head.host.of(buf);
+        // Only HTTP/1.0 may come without one.
+        if !(host.is_empty() && head.is_http10) && parse_host(host).is_err() {
+            return Err(Failure::BadRequest(Malformed::HostInvalid));
+        }
+        let request = route::Request {
+            listener: self.listener.index,
+            host,
+            path: self.incoming.target(),
+            method: head.method_text.of(buf),
+        };
+        let has = |name: &str, value: &str| {
+            head.fields.iter().any(|f| {
+                f.name.of(buf).eq_ignore_ascii_case(name.as_bytes())
+                    && f.value.of(buf) == value.as_bytes()
+            })
+        };
+        let found = self.snapshot.table.find(&request, has).ok_or(Failure::NoRoute)?;
+        self.snapshot.routes.get(found).ok_or(Failure::Internal)
+    }
+
+    fn admit_address(
+        &self,
+        route: &Route,
+        address: Option<std::net::IpAddr>,
+    ) -> Result<(), Failure> {
+        let (allow, deny) = (&route.plan.allow, &route.plan.deny);
+        if allow.is_empty() && deny.is_empty() {
+            return Ok(());
+        }
+        // A peer without an address, on a Unix-domain socket, is only let in where nobody in
+        // particular has to be.
+        let within = |nets: &[ipnet::IpNet]| address.is_some_and(|a| nets.iter().any(|n| n.contains(&a)));
+        if within(deny) || !(allow.is_empty() || within(allow)) {
+            return Err(Failure::Forbidden);
+        }
+        Ok(())
+    }
+
+    /// Refuses a body whose announced length is over the limit before any of it is read.
+    fn admit_body(&self, route: &Route) -> Result<(), Failure> {
+        match self.incoming.head.framing {
+            Framing::Length(n) if n > self.max_body(route) => Err(Failure::BodyTooLarge),
+            _ => Ok(()),
+        }
+    }
+
+    fn max_body(&self, route: &Route) -> u64 {
+        match (route.plan.max_body_bytes, self.listener.plan.limits.max_body_bytes) {
+            (0, 0) => u64::MAX,
+            (0, n) | (n, _) => n,
+        }
+    }
+
+    fn deadline(&self, route: &Route) -> Nanos {
+        let total = route.plan.total_timeout;
+        if total.is_zero() { Nanos::NEVER } else { self.incoming.arrived.plus(total) }
+    }
+
+    /// The client's own id if it is well-formed and the client may choose, else a new one.
+    fn request_id(&self, sender: &forwarded::Sender) -> RequestId {
+        let Incoming { buf, head, .. } = self.incoming;
+        let may_choose = self.listener.plan.trusted_proxies.is_empty() || sender.is_trusted();
+        match values(buf, &head.fields, Name::XRequestId).next() {
+            Some(id) if may_choose && head::request_id_is_well_formed(id) => RequestId::received(id),
+            _ => RequestId::random(),
+        }
+    }
+}
+
+impl<'a> Incoming<'a> {
+    /// Request target in origin form; `/` where an absolute one has no path.
+    fn target(&self) -> &'a [u8] {
+        let target = self.head.target.of(self.buf);
+        if target.is_empty() { b"/" } else { target }
+    }
+
+    /// The target without its query.
+    fn path(&self) -> &'a [u8] {
+        let target = self.target();
+        &target[..memchr::memchr(b'?', target).unwrap_or(target.len())]
+    }
+}
+
+/// A slot, given back when dropped.
+struct Slot<'a>(&'a Slots);
+
+impl<'a> Slot<'a> {
+    fn take(slots: &'a Slots, scope: Scope) -> Result<Self, Failure> {
+        if slots.try_enter() { Ok(Self(slots)) } else { Err(Failure::Capacity(scope)) }
+    }
+}
+
+impl Drop for Slot<'_> {
+    fn drop(&mut self) {
+        self.0.leave();
+    }
+}

@@ -1,0 +1,217 @@
+//! What is remembered of one exchange. Dropped at its end, however it ends, it becomes
+//! metrics and a line in the access log.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use l7rp_core::failure::{Blame, Failure};
+use l7rp_core::http1::request::{Method, Request};
+use l7rp_core::names::Nanos;
+
+use crate::live::{Listener, Route};
+use crate::observe::access_log::Entry;
+use crate::observe::stats::bad_reason_index;
+use crate::upstream::pool::{Pool, Upstream};
+use crate::worker::Worker;
+
+/// A request id: received or made, at most 128 octets.
+#[derive(Clone, Copy, Debug)]
+pub struct RequestId {
+    octets: [u8; 128],
+    len: u8,
+}
+
+impl RequestId {
+    /// A received one, which must be well-formed.
+    pub fn received(value: &[u8]) -> Self {
+        let mut octets = [0; 128];
+        let len = value.len().min(128);
+        octets[..len].copy_from_slice(&value[..len]);
+        Self { octets, len: len as u8 }
+    }
+
+    /// A new one: 128 random bits in hexadecimal.
+    pub fn random() -> Self {
+        let mut octets = [0; 128];
+        let mut bits = fastrand::u128(..);
+        for octet in &mut octets[..32] {
+            *octet = b"0123456789abcdef"[(bits & 15) as usize];
+            bits >>= 4;
+        }
+        Self { octets, len: 32 }
+    }
+
+    /// Its octets.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.octets[..self.len as usize]
+    }
+}
+
+/// A try that is going on or was the last.
+#[derive(Debug)]
+pub struct Try<'a> {
+    /// Which upstream.
+    pub upstream: &'a Upstream,
+    /// When it began.
+    pub began: Nanos,
+    /// On a pooled connection.
+    pub reused: bool,
+}
+
+/// What is remembered of one exchange.
+#[derive(Debug)]
+pub struct Record<'a> {
+    worker: &'a Worker,
+    listener: &'a Listener,
+    /// The head's buffer, and the head; none if it was refused.
+    head: Option<(&'a [u8], &'a Request)>,
+    arrived: Nanos,
+    /// Identifies the request.
+    pub id: RequestId,
+    /// The client's address.
+    pub client_ip: Rc<str>,
+    /// The route taken.
+    pub route: Option<&'a Route>,
+    /// The pool used.
+    pub pool: Option<&'a Pool>,
+    /// Number of tries.
+    pub attempts: u32,
+    /// The current try.
+    pub current: Option<Try<'a>>,
+    /// From the first try's beginning to the end of the last.
+    pub upstream_time: Option<Duration>,
+    /// Octets of request body received.
+    pub bytes_in: u64,
+    /// Octets of response body sent.
+    pub bytes_out: u64,
+    /// Status of the answer; 0: none was sent.
+    pub status: u16,
+    /// What went wrong.
+    pub failure: Option<Failure>,
+}
+
+impl<'a> Record<'a> {
+    /// An exchange whose request has arrived.
+    pub fn new(
+        worker: &'a Worker,
+        listener: &'a Listener,
+        client_ip: Rc<str>,
+        head: Option<(&'a [u8], &'a Request)>,
+        arrived: Nanos,
+        id: RequestId,
+    ) -> Self {
+        Self {
+            worker,
+            listener,
+            head,
+            arrived,
+            id,
+            client_ip,
+            route: None,
+            pool: None,
+            attempts: 0,
+            current: None,
+            upstream_time: None,
+            bytes_in: 0,
+            bytes_out: 0,
+            status: 0,
+            failure: None,
+        }
+    }
+
+    /// The current try ended with a whole response of this status.
+    pub fn try_answered(&mut self, status: u16, now: Nanos) {
+        if let Some(current) = &self.current {
+            let stats = &current.upstream.stats[self.worker.index];
+            let took = now.since(current.began);
+            stats.status.up(status);
+            stats.duration.record(took);
+            self.upstream_time = Some(took);
+        }
+    }
+
+    /// The current try failed.
+    pub fn try_failed(&mut self, failure: Failure, now: Nanos) {
+        if let Some(current) = &self.current {
+            let stats = &current.upstream.stats[self.worker.index];
+            let took = now.since(current.began);
+            match failure.meaning().blame {
+                Blame::Upstream => stats.errors.up(),
+                Blame::Client | Blame::Proxy => stats.cancels.up(),
+            }
+            stats.duration.record(took);
+            self.upstream_time = Some(took);
+        }
+    }
+
+    fn count(&self, took: Duration, status: u16) {
+        let shard = self.worker.index;
+        if let Some(route) = self.route {
+            let method = self.head.map_or(Method::Other, |(_, head)| head.method);
+            let stats = route.stats[shard].method(method);
+            stats.status.up(status);
+            stats.duration.record(took);
+        }
+        let stats = &self.listener.stats[shard];
+        match self.failure {
+            Some(Failure::NoRoute) => stats.no_route.up(),
+            Some(Failure::Capacity(scope)) => stats.shed[scope.index()].up(),
+            Some(failure) => {
+                if let Some(ix) = bad_reason_index(failure.meaning().reason) {
+                    stats.bad[ix].up();
+                }
+            }
+            None => {}
+        }
+    }
+
+    fn log(&self, took: Duration, status: u16) {
+        let (method, host, path, protocol) = self.head.map_or(
+            (&b""[..], &b""[..], &b""[..], "HTTP/1.1"),
+            |(buf, head)| {
+                let target = head.target.of(buf);
+                let path = target.split(|&b| b == b'?').next().unwrap_or_default();
+                let protocol = if head.is_http10 { "HTTP/1.0" } else { "HTTP/1.1" };
+                (head.method_text.of(buf), head.host.of(buf), path, protocol)
+            },
+        );
+        self.worker.log(&Entry {
+            route: self.route.map_or("", |r| &r.plan.name),
+            request_id: self.id.as_bytes(),
+            method,
+            host,
+            path,
+            status,
+            duration: took,
+            bytes_in: self.bytes_in,
+            bytes_out: self.bytes_out,
+            client_ip: &self.client_ip,
+            protocol,
+            upstream: self.current.as_ref().map_or("", |t| &t.upstream.plan.url),
+            pool: self.pool.map_or("", |p| &p.plan.name),
+            attempts: self.attempts,
+            upstream_time: self.upstream_time,
+            conn_reused: self.current.as_ref().is_some_and(|t| t.reused),
+            reason: self.failure.map_or("", |f| f.meaning().reason),
+        });
+    }
+}
+
+impl Drop for Record<'_> {
+    fn drop(&mut self) {
+        // Dropped in the middle: the connection's task was ended from outside.
+        if self.status == 0 && self.failure.is_none() {
+            let panicked = std::thread::panicking();
+            self.failure = Some(if panicked { Failure::Internal } else { Failure::Draining });
+        }
+        let status = match self.failure {
+            Some(failure) if self.status == 0 => failure.meaning().status,
+            _ => self.status,
+        };
+        let took = self.worker.process.clock.now().since(self.arrived);
+        self.count(took, status);
+        if self.worker.process.access_log() {
+            self.log(took, status);
+        }
+    }
+}

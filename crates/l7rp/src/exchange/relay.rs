@@ -1,0 +1,313 @@
+//! The response's way to the client: its head commits the exchange, then the body flows as
+//! the client takes it, while the rest of the request may still be going up.
+
+use std::future::poll_fn;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use l7rp_core::failure::Failure;
+use l7rp_core::http1::body::Body;
+use l7rp_core::http1::encode::{self, ToClient};
+use l7rp_core::http1::response::Response;
+use l7rp_core::http1::Framing;
+use l7rp_core::names::Nanos;
+
+use super::client::{Client, poll_write_from};
+use super::dispatch::Answered;
+use super::record::Record;
+use super::upload::{Upload, Waits};
+use super::{Done, Exchange, Next, Workspace};
+use crate::live::Route;
+use crate::stream::Stream;
+use crate::upstream::pool::Pool;
+use crate::worker::{Buffers, Worker};
+
+/// A response on its way.
+#[derive(Debug)]
+struct Download {
+    body: Body,
+    /// Take the chunks off: the client does not know them.
+    decode: bool,
+    /// What was read, and which range of it has to be written.
+    buf: Vec<u8>,
+    at: usize,
+    len: usize,
+    /// Content of a decoded body, written instead of `buf`.
+    decoded: Vec<u8>,
+    /// Octets of the head that are out.
+    head_sent: usize,
+    /// Octets of content that are out, framing included where it is passed on.
+    body_sent: u64,
+    /// The upstream has sent more than the message.
+    surplus: bool,
+    /// Whole reads in a row; after a few the body is taken to be long.
+    full_reads: u32,
+    /// The client is waited for, not the upstream.
+    client_is_slow: bool,
+    progress: Nanos,
+}
+
+/// Relays the response. The exchange is committed with the first octet.
+#[expect(clippy::too_many_arguments, reason = "one caller; a struct for it would hide what is used")]
+pub async fn run<'a>(
+    x: &Exchange<'a>,
+    client: &mut Client,
+    record: &mut Record<'a>,
+    space: &mut Workspace<'_>,
+    route: &Route,
+    pool: &Pool,
+    answered: Answered<'a>,
+    deadline: Nanos,
+) -> Result<Done, Failure> {
+    let Answered { upstream, place, mut stream, mut upload, mut buf, head_at, body_at } = answered;
+    let response = &*space.response;
+    let decode = response.framing == Framing::Chunked && x.incoming.head.is_http10;
+    let by_close = decode || response.framing == Framing::UntilClose;
+    let keep_alive = x.keep_alive && !by_close;
+    space.to_client.clear();
+    encode::response(
+        space.to_client,
+        &buf[head_at..],
+        response,
+        &ToClient {
+            is_http10: x.incoming.head.is_http10,
+            keep_alive,
+            request_id: record.id.as_bytes(),
+        },
+        &route.response_changes,
+    );
+    let stall = stall_limit(response, &buf[head_at..], pool);
+    let now = x.worker.process.clock.now();
+    let mut download = Download::new(response.framing, decode, std::mem::take(&mut buf), body_at, now);
+    record.status = response.status;
+    let mut result = download.first();
+    if result.is_ok() {
+        let mut relay =
+            Relay { x, stream: &mut stream, upload: &mut upload, stall, deadline };
+        result = relay.pump(client, space, &mut download).await;
+    }
+    let now = x.worker.process.clock.now();
+    record.bytes_out = download.body_sent;
+    record.bytes_in = upload.content();
+    drop(place);
+    let whole = upload.is_complete();
+    match result {
+        Ok(()) => record.try_answered(response.status, now),
+        Err(failure) => record.try_failed(failure, now),
+    }
+    let reusable = result.is_ok() && whole && response.keep_alive && !download.surplus;
+    if reusable {
+        let (keep_for, max) = keep(pool, response, x.worker.process.workers);
+        x.worker.idle.put(upstream, stream, now, keep_for, max, x.worker.index);
+    } else {
+        upstream.stats[x.worker.index].closes.up();
+    }
+    download.give_back(&x.worker.buffers);
+    let used = upload.first_len();
+    upload.finish(x.worker, client);
+    if let Err(failure) = result {
+        if by_close {
+            client.stream.reset_on_close();
+        }
+        return Err(failure);
+    }
+    let next = match (keep_alive, whole) {
+        (true, true) => Next::KeepAlive,
+        (false, true) => Next::Close,
+        // The client is still sending what nobody wants any more.
+        (_, false) => Next::Linger,
+    };
+    Ok(Done { next, used })
+}
+
+/// How long an upstream may be silent in the middle of a body. A stream of events may be so
+/// for ever.
+fn stall_limit(response: &Response, buf: &[u8], pool: &Pool) -> Option<Duration> {
+    let events = response.fields.iter().any(|f| {
+        f.name.of(buf).eq_ignore_ascii_case(b"content-type")
+            && f.value.of(buf).to_ascii_lowercase().starts_with(b"text/event-stream")
+    });
+    (!events).then_some(pool.plan.response_header_timeout)
+}
+
+/// How long an idle connection is kept, and how many of them by this worker.
+fn keep(pool: &Pool, response: &Response, workers: usize) -> (Duration, usize) {
+    let ours = pool.plan.keepalive.idle_timeout;
+    // Leave a second before the upstream closes, or half of the time where that is less.
+    let theirs = response.keep_alive_timeout.map_or(ours, |s| {
+        let s = Duration::from_secs(u64::from(s));
+        s.saturating_sub(Duration::from_secs(1)).max(s / 2)
+    });
+    let max = pool.plan.keepalive.max_idle.div_ceil(workers.max(1));
+    (ours.min(theirs), max)
+}
+
+struct Relay<'t, 'a> {
+    x: &'t Exchange<'a>,
+    stream: &'t mut Stream,
+    upload: &'t mut Upload,
+    stall: Option<Duration>,
+    deadline: Nanos,
+}
+
+impl Relay<'_, '_> {
+    /// Moves both directions until the response is out.
+    async fn pump(
+        &mut self,
+        client: &mut Client,
+        space: &Workspace<'_>,
+        download: &mut Download,
+    ) -> Result<(), Failure> {
+        let Self { x, stream, upload, stall, deadline } = self;
+        let worker = x.worker;
+        poll_fn(|cx| {
+            let up =
+                upload.poll(cx, worker, client, stream, space.to_upstream, x.incoming.rest);
+            if let Poll::Ready(Err(failure)) = up {
+                return Poll::Ready(Err(failure));
+            }
+            if let Poll::Ready(result) =
+                download.poll(cx, worker, stream, client, space.to_client)
+            {
+                return Poll::Ready(result);
+            }
+            let (at, failure) = next_deadline(x, upload, download, *stall, *deadline);
+            client.timer.poll(cx, at).map(|()| Err(failure))
+        })
+        .await
+    }
+}
+
+/// The next deadline of a response on its way, and what it means to miss it.
+fn next_deadline(
+    x: &Exchange<'_>,
+    upload: &Upload,
+    download: &Download,
+    stall: Option<Duration>,
+    total: Nanos,
+) -> (Nanos, Failure) {
+    let timeouts = &x.listener.plan.timeouts;
+    let progress = download.progress.max(upload.progress);
+    let (at, failure) = if download.client_is_slow {
+        (download.progress.plus(timeouts.write), Failure::ClientStalled)
+    } else if upload.waits() == Waits::Client {
+        (progress.plus(timeouts.read), Failure::BodyTimeout)
+    } else {
+        let at = stall.map_or(Nanos::NEVER, |stall| progress.plus(stall));
+        (at, Failure::ResponseStalled)
+    };
+    if total <= at { (total, Failure::TotalTimeout) } else { (at, failure) }
+}
+
+impl Download {
+    fn new(framing: Framing, decode: bool, buf: Vec<u8>, body_at: usize, now: Nanos) -> Self {
+        Self {
+            body: Body::new(framing, 64 << 10),
+            decode,
+            buf,
+            at: body_at,
+            len: body_at,
+            decoded: Vec::new(),
+            head_sent: 0,
+            body_sent: 0,
+            surplus: false,
+            full_reads: 0,
+            client_is_slow: false,
+            progress: now,
+        }
+    }
+
+    /// Looks at what came with the head.
+    fn first(&mut self) -> Result<(), Failure> {
+        self.take_in(self.at)
+    }
+
+    /// Looks at what was read, from `from` on, and makes it the range to be written.
+    fn take_in(&mut self, from: usize) -> Result<(), Failure> {
+        let data = &self.buf[from..];
+        let seen = if self.decode {
+            self.decoded.clear();
+            self.body.decode(data, &mut self.decoded)
+        } else {
+            self.body.scan(data)
+        };
+        let seen = seen.map_err(Failure::BadResponse)?;
+        self.surplus |= seen.used < data.len();
+        (self.at, self.len) = if self.decode {
+            (0, self.decoded.len())
+        } else {
+            (from, from + seen.used)
+        };
+        Ok(())
+    }
+
+    fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        worker: &Worker,
+        upstream: &mut Stream,
+        client: &mut Client,
+        head: &[u8],
+    ) -> Poll<Result<(), Failure>> {
+        loop {
+            while self.head_sent < head.len() || self.at < self.len {
+                let body = if self.decode { &self.decoded } else { &self.buf };
+                let part = &body[self.at..self.len];
+                let written =
+                    poll_write_from(&mut client.stream, cx, head, part, self.head_sent);
+                self.client_is_slow = written.is_pending();
+                let Ok(n) = ready!(written) else {
+                    return Poll::Ready(Err(Failure::ClientGone));
+                };
+                let of_head = n.min(head.len() - self.head_sent);
+                self.head_sent += of_head;
+                self.at += n - of_head;
+                self.body_sent += (n - of_head) as u64;
+                if self.at < self.len {
+                    self.progress = worker.process.clock.now();
+                }
+            }
+            if self.body.is_done() {
+                return Poll::Ready(Ok(()));
+            }
+            if !ready!(self.poll_more(cx, worker, upstream))? {
+                return Poll::Ready(Ok(()));
+            }
+        }
+    }
+
+    /// Reads more of the body; false: the connection's end is the body's.
+    fn poll_more(
+        &mut self,
+        cx: &mut Context<'_>,
+        worker: &Worker,
+        upstream: &mut Stream,
+    ) -> Poll<Result<bool, Failure>> {
+        self.buf.clear();
+        (self.at, self.len) = (0, 0);
+        self.grow(&worker.buffers);
+        let read = ready!(upstream.poll_fill(cx, &mut self.buf));
+        self.progress = worker.process.clock.now();
+        match read {
+            Ok(0) if self.body.ends_with_connection() => return Poll::Ready(Ok(false)),
+            Ok(n) if n > 0 => {
+                self.full_reads = if n == self.buf.capacity() { self.full_reads + 1 } else { 0 };
+            }
+            _ => return Poll::Ready(Err(Failure::ResponseTruncated)),
+        }
+        Poll::Ready(self.take_in(0).map(|()| true))
+    }
+
+    /// Changes to a large buffer once the body proves long.
+    fn grow(&mut self, buffers: &Buffers) {
+        let small = self.buf.capacity() <= 64 << 10;
+        let long = self.full_reads > 1 || self.body.left().is_some_and(|left| left > 64 << 10);
+        if small && long {
+            buffers.give(std::mem::replace(&mut self.buf, buffers.large()));
+        }
+    }
+
+    fn give_back(&mut self, buffers: &Buffers) {
+        buffers.give(std::mem::take(&mut self.buf));
+    }
+}

@@ -1,0 +1,188 @@
+//! The request's way to the upstream: the head, what came with it, and the rest of the body
+//! as it arrives. A slow upstream stops the client, and the reverse.
+
+use std::task::{Context, Poll, ready};
+
+use l7rp_core::failure::Failure;
+use l7rp_core::http1::body::Body;
+use l7rp_core::names::Nanos;
+
+use super::Incoming;
+use super::client::{Client, poll_write_from};
+use crate::stream::Stream;
+use crate::worker::Worker;
+
+/// Whom an upload is waiting for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waits {
+    /// For nobody: it is complete, or given up.
+    No,
+    /// For the client to send.
+    Client,
+    /// For the upstream to take.
+    Upstream,
+}
+
+/// A request on its way.
+#[derive(Debug)]
+pub struct Upload {
+    body: Body,
+    /// The state of `body` after what came with the head, to begin again from.
+    first_body: Body,
+    /// Octets of [`Incoming::rest`] that are body.
+    first_len: usize,
+    max_body: u64,
+    /// Octets of head and first part that are out.
+    sent: usize,
+    /// What was read after the first part, and which range of it has to be written.
+    buf: Vec<u8>,
+    at: usize,
+    len: usize,
+    waits: Waits,
+    /// When the last octet moved.
+    pub progress: Nanos,
+}
+
+impl Upload {
+    /// The upload of this request.
+    ///
+    /// # Errors
+    /// What came of the body is malformed or already too long.
+    pub fn new(incoming: &Incoming<'_>, max_trailer: usize, max_body: u64) -> Result<Self, Failure> {
+        let mut body = Body::new(incoming.head.framing, max_trailer);
+        let seen = body.scan(incoming.rest).map_err(Failure::BadRequest)?;
+        if body.content() > max_body {
+            return Err(Failure::BodyTooLarge);
+        }
+        Ok(Self {
+            first_body: body.clone(),
+            body,
+            first_len: seen.used,
+            max_body,
+            sent: 0,
+            buf: Vec::new(),
+            at: 0,
+            len: 0,
+            waits: Waits::Upstream,
+            progress: incoming.arrived,
+        })
+    }
+
+    /// Begins again, on another connection. Only while [`Upload::is_replayable`].
+    pub fn restart(&mut self, now: Nanos) {
+        self.body = self.first_body.clone();
+        self.sent = 0;
+        self.waits = Waits::Upstream;
+        self.progress = now;
+    }
+
+    /// Whether all that was sent can be sent again.
+    pub fn is_replayable(&self) -> bool {
+        self.buf.capacity() == 0
+    }
+
+    /// Octets of [`Incoming::rest`] that are body.
+    pub fn first_len(&self) -> usize {
+        self.first_len
+    }
+
+    /// Octets of content received.
+    pub fn content(&self) -> u64 {
+        self.body.content()
+    }
+
+    /// Whom it is waiting for.
+    pub fn waits(&self) -> Waits {
+        self.waits
+    }
+
+    /// Whether the whole request went out.
+    pub fn is_complete(&self) -> bool {
+        self.body.is_done() && self.waits == Waits::No
+    }
+
+    /// Moves what can be moved. Ready when the request is out, or the upstream takes no more
+    /// of it; then what it says decides.
+    ///
+    /// # Errors
+    /// The client is gone, or its body is malformed or too long.
+    pub fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        worker: &Worker,
+        client: &mut Client,
+        upstream: &mut Stream,
+        head: &[u8],
+        rest: &[u8],
+    ) -> Poll<Result<(), Failure>> {
+        let first = &rest[..self.first_len];
+        loop {
+            if self.waits == Waits::No {
+                return Poll::Ready(Ok(()));
+            }
+            let unsent = self.sent < head.len() + first.len();
+            if unsent || self.at < self.len {
+                self.waits = Waits::Upstream;
+                let written = if unsent {
+                    poll_write_from(upstream, cx, head, first, self.sent)
+                } else {
+                    poll_write_from(upstream, cx, &self.buf[self.at..self.len], &[], 0)
+                };
+                match ready!(written) {
+                    Ok(n) if unsent => self.sent += n,
+                    Ok(n) => self.at += n,
+                    // It may have answered before it closed.
+                    Err(_) => self.waits = Waits::No,
+                }
+                if !self.is_replayable() {
+                    self.progress = worker.process.clock.now();
+                }
+                continue;
+            }
+            if self.body.is_done() {
+                self.waits = Waits::No;
+                continue;
+            }
+            self.waits = Waits::Client;
+            ready!(self.poll_more(cx, worker, client))?;
+        }
+    }
+
+    /// Reads more of the body.
+    fn poll_more(
+        &mut self,
+        cx: &mut Context<'_>,
+        worker: &Worker,
+        client: &mut Client,
+    ) -> Poll<Result<(), Failure>> {
+        if self.buf.capacity() == 0 {
+            if ready!(client.stream.poll_readable(cx)).is_err() {
+                return Poll::Ready(Err(Failure::ClientGone));
+            }
+            let long = self.body.left().is_none_or(|left| left > 64 << 10);
+            self.buf = if long { worker.buffers.large() } else { worker.buffers.small() };
+        }
+        self.buf.clear();
+        (self.at, self.len) = (0, 0);
+        match ready!(client.stream.poll_fill(cx, &mut self.buf)) {
+            Ok(n) if n > 0 => {}
+            _ => return Poll::Ready(Err(Failure::ClientGone)),
+        }
+        self.progress = worker.process.clock.now();
+        let seen = self.body.scan(&self.buf).map_err(Failure::BadRequest)?;
+        if self.body.content() > self.max_body {
+            return Poll::Ready(Err(Failure::BodyTooLarge));
+        }
+        self.len = seen.used;
+        Poll::Ready(Ok(()))
+    }
+
+    /// Ends the upload: what was read beyond the body is the next request's, and the buffer
+    /// is given back.
+    pub fn finish(mut self, worker: &Worker, client: &mut Client) {
+        if self.body.is_done() && self.len < self.buf.len() {
+            client.ahead.extend_from_slice(&self.buf[self.len..]);
+        }
+        worker.buffers.give(std::mem::take(&mut self.buf));
+    }
+}

@@ -1,0 +1,148 @@
+//! The log writer: a thread that owns standard output, so that a slow reader of it never
+//! holds up a request. Lines that find no room are dropped and counted.
+
+use std::io::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::time::Duration;
+
+/// Chunks that wait at most.
+const QUEUE: usize = 256;
+/// Octets that wait at most, in all chunks together.
+const MAX_WAITING: usize = 8 << 20;
+
+enum Message {
+    /// Whole lines, and how many.
+    Lines(Vec<u8>, u64),
+    /// Nothing follows; answer when all is written.
+    End(SyncSender<()>),
+}
+
+/// A way to the log writer. Clones lead to the same one.
+#[derive(Clone, Debug)]
+pub struct Log {
+    queue: SyncSender<Message>,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    waiting: AtomicUsize,
+    dropped: AtomicU64,
+}
+
+impl Log {
+    /// Starts the thread that writes to `out`.
+    ///
+    /// # Errors
+    /// The thread could not be started.
+    pub fn start(out: impl Write + Send + 'static) -> std::io::Result<Self> {
+        let (queue, messages) = sync_channel(QUEUE);
+        let log = Self { queue, shared: Arc::default() };
+        let shared = log.shared.clone();
+        std::thread::Builder::new()
+            .name("l7rp-log".into())
+            .spawn(move || write_all(out, &messages, &shared))?;
+        Ok(log)
+    }
+
+    /// Hands over whole lines. Never waits.
+    pub fn lines(&self, chunk: Vec<u8>, count: u64) {
+        let len = chunk.len();
+        if self.shared.waiting.fetch_add(len, Relaxed) + len > MAX_WAITING {
+            self.give_up(len, count);
+            return;
+        }
+        match self.queue.try_send(Message::Lines(chunk, count)) {
+            Ok(()) => {}
+            Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => self.give_up(len, count),
+        }
+    }
+
+    fn give_up(&self, len: usize, count: u64) {
+        self.shared.waiting.fetch_sub(len, Relaxed);
+        self.shared.dropped.fetch_add(count, Relaxed);
+    }
+
+    /// Lines that were dropped so far.
+    pub fn dropped(&self) -> u64 {
+        self.shared.dropped.load(Relaxed)
+    }
+
+    /// Waits until all is written, at most `limit`.
+    pub fn finish(&self, limit: Duration) {
+        let (done, wait) = sync_channel(1);
+        // A full queue means a reader that does not read: what is lost there is lost.
+        if self.queue.try_send(Message::End(done)).is_ok() {
+            let _ = wait.recv_timeout(limit);
+        }
+    }
+}
+
+fn write_all(mut out: impl Write, messages: &Receiver<Message>, shared: &Shared) {
+    while let Ok(message) = messages.recv() {
+        match message {
+            Message::Lines(chunk, count) => {
+                let written = out.write_all(&chunk).and_then(|()| out.flush());
+                shared.waiting.fetch_sub(chunk.len(), Relaxed);
+                if written.is_err() {
+                    shared.dropped.fetch_add(count, Relaxed);
+                }
+            }
+            Message::End(done) => {
+                let _ = done.send(());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::{Condvar, Mutex, PoisonError};
+
+    /// A writer that does not take anything until it is let go.
+    #[derive(Clone, Default)]
+    struct Gate(Arc<(Mutex<bool>, Condvar)>, Arc<AtomicUsize>);
+
+    impl Gate {
+        #[expect(clippy::disallowed_methods, reason = "a test's own lock")]
+        fn open(&self) {
+            *self.0.0.lock().unwrap() = true;
+            self.0.1.notify_all();
+        }
+    }
+
+    impl Write for Gate {
+        #[expect(clippy::disallowed_methods, reason = "a test's own lock")]
+        fn write(&mut self, data: &[u8]) -> std::io::Result<usize> {
+            let mut open = self.0.0.lock().unwrap();
+            while !*open {
+                open = self.0.1.wait(open).unwrap_or_else(PoisonError::into_inner);
+            }
+            self.1.fetch_add(data.len(), Relaxed);
+            Ok(data.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_stuck_reader_costs_lines_but_no_time() {
+        let gate = Gate::default();
+        let log = Log::start(gate.clone()).unwrap();
+        let total = 2000u64;
+        for _ in 0..total {
+            log.lines(vec![b'x'; 100], 1);
+        }
+        let dropped = log.dropped();
+        assert!(dropped >= total - QUEUE as u64 - 1, "{dropped}");
+        gate.open();
+        log.finish(Duration::from_secs(10));
+        let written = gate.1.load(Relaxed) as u64 / 100;
+        assert_eq!(written + log.dropped(), total);
+    }
+}

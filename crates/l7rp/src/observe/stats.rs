@@ -1,0 +1,255 @@
+//! Counters that the data path writes: one shard for each worker, so that no cache line and
+//! no lock is shared, summed when somebody asks.
+//!
+//! A shard lives with what it counts (a route, an upstream, a listener). When a reload
+//! removes that, its series vanish with it; when a reload keeps it, they go on.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use l7rp_core::failure::Scope;
+use l7rp_core::http1::request::Method;
+
+/// A counter that one thread writes and any may read.
+#[derive(Debug, Default)]
+pub struct Count(AtomicU64);
+
+impl Count {
+    /// Adds one.
+    #[inline]
+    pub fn up(&self) {
+        self.add(1);
+    }
+
+    /// Adds `n`. Not a read-modify-write: only the owning thread writes.
+    #[inline]
+    pub fn add(&self, n: u64) {
+        self.0.store(self.0.load(Relaxed).wrapping_add(n), Relaxed);
+    }
+
+    /// The value.
+    pub fn get(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+}
+
+/// Upper bounds of the duration buckets, in seconds.
+pub const BUCKETS: [f64; 12] =
+    [0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
+
+const BUCKETS_NS: [u64; 12] = [
+    1_000_000,
+    5_000_000,
+    10_000_000,
+    25_000_000,
+    50_000_000,
+    100_000_000,
+    250_000_000,
+    500_000_000,
+    1_000_000_000,
+    2_500_000_000,
+    5_000_000_000,
+    10_000_000_000,
+];
+
+/// Durations in the buckets of [`BUCKETS`], and their sum.
+#[derive(Debug, Default)]
+pub struct Durations {
+    /// Not cumulative; the last is above all bounds.
+    buckets: [Count; 13],
+    sum_ns: Count,
+}
+
+impl Durations {
+    /// Records one.
+    #[inline]
+    pub fn record(&self, d: Duration) {
+        let ns = d.as_nanos() as u64;
+        // Most requests fall into the first buckets: a walk beats a binary search.
+        let ix = BUCKETS_NS.iter().position(|&bound| ns <= bound).unwrap_or(BUCKETS_NS.len());
+        self.buckets[ix].up();
+        self.sum_ns.add(ns);
+    }
+
+    /// Adds this shard to a sum.
+    pub fn add_to(&self, sum: &mut DurationSum) {
+        for (to, from) in sum.buckets.iter_mut().zip(&self.buckets) {
+            *to += from.get();
+        }
+        sum.seconds += self.sum_ns.get() as f64 / 1e9;
+    }
+}
+
+/// The sum of shards.
+#[derive(Debug, Default, Clone)]
+pub struct DurationSum {
+    /// Not cumulative.
+    pub buckets: [u64; 13],
+    /// Sum of all durations.
+    pub seconds: f64,
+}
+
+/// Counters by status code, made as codes are first seen.
+#[derive(Debug, Default)]
+pub struct ByStatus {
+    classes: [OnceLock<Box<[Count; 100]>>; 5],
+}
+
+impl ByStatus {
+    /// Counts one answer with this status. Codes outside 100–599 do not occur.
+    #[inline]
+    pub fn up(&self, status: u16) {
+        let class = usize::from(status / 100).wrapping_sub(1);
+        if let Some(class) = self.classes.get(class) {
+            let counts = class.get_or_init(|| Box::new([const { Count(AtomicU64::new(0)) }; 100]));
+            counts[usize::from(status % 100)].up();
+        }
+    }
+
+    /// Calls `each` with every status that was seen and its count.
+    pub fn each(&self, mut each: impl FnMut(u16, u64)) {
+        for (class, counts) in (1u16..).zip(&self.classes) {
+            for (rest, count) in (0u16..).zip(counts.get().map(|c| &c[..]).unwrap_or_default()) {
+                if count.get() > 0 {
+                    each(class * 100 + rest, count.get());
+                }
+            }
+        }
+    }
+}
+
+/// Requests of one method on one route.
+#[derive(Debug, Default)]
+pub struct MethodStats {
+    /// Answers by status.
+    pub status: ByStatus,
+    /// From the head's arrival to the last octet of the answer.
+    pub duration: Durations,
+}
+
+/// One worker's counters of one route.
+#[derive(Debug, Default)]
+#[repr(align(128))] // two lines: the prefetcher pulls neighbours
+pub struct RouteStats {
+    methods: [OnceLock<Box<MethodStats>>; Method::ALL.len()],
+}
+
+impl RouteStats {
+    /// The counters of `method`.
+    #[inline]
+    pub fn method(&self, method: Method) -> &MethodStats {
+        self.methods[method as usize].get_or_init(Box::default)
+    }
+
+    /// Those of `method`, if it was ever seen.
+    pub fn seen(&self, method: Method) -> Option<&MethodStats> {
+        self.methods[method as usize].get().map(AsRef::as_ref)
+    }
+}
+
+/// One worker's counters of one upstream.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub struct UpstreamStats {
+    /// Answers by status.
+    pub status: ByStatus,
+    /// Tries that failed without a whole answer.
+    pub errors: Count,
+    /// Tries that were given up because the client left.
+    pub cancels: Count,
+    /// From the request's first octet to the response's last.
+    pub duration: Durations,
+    /// Connections opened.
+    pub connects: Count,
+    /// Connections closed.
+    pub closes: Count,
+    /// Connections idle now; only ever written as a whole value.
+    pub idle: AtomicU64,
+}
+
+/// One worker's counters of one listener.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub struct ListenerStats {
+    /// Connections accepted.
+    pub opened: Count,
+    /// Connections ended.
+    pub closed: Count,
+    /// Requests that no route matched.
+    pub no_route: Count,
+    /// Requests shed, by [`Scope::index`].
+    pub shed: [Count; Scope::ALL.len()],
+    /// Requests refused as malformed or over a limit, by [`bad_reason_index`].
+    pub bad: [Count; BAD_REASONS.len()],
+}
+
+/// Reasons of `proxy_bad_requests_total`: those of failures with a 4xx or 505 that the
+/// request itself has caused.
+pub const BAD_REASONS: [&str; 25] = [
+    "malformed_start_line",
+    "malformed_target",
+    "malformed_method",
+    "malformed_field_name",
+    "malformed_field_value",
+    "malformed_line_ending",
+    "host_missing",
+    "host_repeated",
+    "host_invalid",
+    "bad_content_length",
+    "bad_transfer_encoding",
+    "content_length_with_transfer_encoding",
+    "bad_chunk",
+    "bad_trailer",
+    "target_too_long",
+    "head_too_large",
+    "too_many_fields",
+    "version_unsupported",
+    "method_refused",
+    "expectation_unknown",
+    "body_too_large",
+    "head_timeout",
+    "body_timeout",
+    "client_stalled",
+    "client_gone",
+];
+
+/// Position of a failure's reason in [`BAD_REASONS`].
+pub fn bad_reason_index(reason: &str) -> Option<usize> {
+    BAD_REASONS.iter().position(|r| *r == reason)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_fall_into_their_buckets() {
+        let d = Durations::default();
+        for ms in [0, 1, 2, 5, 10, 11, 9_999, 10_001] {
+            d.record(Duration::from_millis(ms));
+        }
+        let mut sum = DurationSum::default();
+        d.add_to(&mut sum);
+        assert_eq!(sum.buckets, [2, 2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 1, 1]);
+        assert!((sum.seconds - 20.029).abs() < 1e-9);
+    }
+
+    #[test]
+    fn statuses_are_counted_where_they_belong() {
+        let by = ByStatus::default();
+        for status in [100, 200, 200, 404, 599, 0, 600, u16::MAX] {
+            by.up(status);
+        }
+        let mut seen = Vec::new();
+        by.each(|status, n| seen.push((status, n)));
+        assert_eq!(seen, [(100, 1), (200, 2), (404, 1), (599, 1)]);
+    }
+
+    #[test]
+    fn buckets_agree() {
+        for (seconds, ns) in BUCKETS.iter().zip(BUCKETS_NS) {
+            assert_eq!((seconds * 1e9).round() as u64, ns);
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! HTTP/1.1 from clients: octets become request heads, and each head an exchange.
+
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use l7rp_core::failure::Failure;
+use l7rp_core::http1::request::parse_request;
+use l7rp_core::names::Nanos;
+
+use crate::exchange::client::Client;
+use crate::exchange::record::{Record, RequestId};
+use crate::exchange::{self, Done, Incoming, Next, Workspace, answer};
+use crate::live::Listener;
+use crate::worker::{Scratch, Worker};
+
+/// How long a refused client has to read the answer.
+const LINGER: Duration = Duration::from_secs(2);
+
+/// What came of waiting for a head.
+enum Head {
+    /// It is complete and this long.
+    Complete(usize),
+    /// It is refused.
+    Refused(Failure),
+    /// There will be none: the client has left, or had nothing to say for too long.
+    None,
+}
+
+/// Serves a client's connection to its end.
+pub async fn serve(worker: &Rc<Worker>, listener: &Arc<Listener>, mut client: Client) {
+    let mut first = true;
+    while client.wait(worker, listener, first).await {
+        first = false;
+        // Everything that a busy connection needs is taken here and given back below.
+        let mut buf = take_buffer(worker, &mut client);
+        let mut scratch = worker.take_scratch();
+        let next = serve_burst(worker, listener, &mut client, &mut buf, &mut scratch).await;
+        worker.give_scratch(scratch);
+        worker.buffers.give(buf);
+        match next {
+            Next::KeepAlive => {}
+            Next::Close => return,
+            Next::Linger => {
+                let until = worker.process.clock.now().plus(LINGER);
+                client.linger(&worker.buffers, until).await;
+                return;
+            }
+        }
+    }
+}
+
+/// What arrived during the last exchange, or an empty buffer.
+fn take_buffer(worker: &Worker, client: &mut Client) -> Vec<u8> {
+    if client.ahead.capacity() > 0 {
+        std::mem::take(&mut client.ahead)
+    } else {
+        worker.buffers.small()
+    }
+}
+
+/// Serves requests until there is nothing left of what has arrived.
+async fn serve_burst(
+    worker: &Rc<Worker>,
+    listener: &Arc<Listener>,
+    client: &mut Client,
+    buf: &mut Vec<u8>,
+    scratch: &mut Scratch,
+) -> Next {
+    loop {
+        let len = match read_head(worker, listener, client, buf, scratch).await {
+            Head::Complete(len) => len,
+            Head::Refused(failure) => {
+                return refuse(worker, listener, client, scratch, failure).await;
+            }
+            Head::None => return Next::Close,
+        };
+        let (head, rest) = buf.split_at(len);
+        let Scratch { request, response, to_upstream, to_client } = scratch;
+        let incoming =
+            Incoming { buf: head, head: request, rest, arrived: worker.process.clock.now() };
+        let space = Workspace { response, to_upstream, to_client };
+        let Done { next, used } =
+            exchange::run(worker, listener, client, incoming, space).await;
+        if next != Next::KeepAlive {
+            return next;
+        }
+        buf.drain(..len + used);
+        if client.ahead.capacity() > 0 {
+            buf.extend_from_slice(&client.ahead);
+            worker.buffers.give(std::mem::take(&mut client.ahead));
+        }
+        skip_empty_lines(buf);
+        if buf.is_empty() {
+            return if client.ended { Next::Close } else { Next::KeepAlive };
+        }
+        if worker.process.is_draining() {
+            return Next::Close;
+        }
+    }
+}
+
+/// Reads until the head of a request is complete.
+async fn read_head(
+    worker: &Worker,
+    listener: &Listener,
+    client: &mut Client,
+    buf: &mut Vec<u8>,
+    scratch: &mut Scratch,
+) -> Head {
+    let mut looked_at = 0;
+    let mut deadline = Nanos::NEVER;
+    loop {
+        skip_empty_lines(buf);
+        // The first octets may show that this is no HTTP at all; after that, only the end of
+        // a line can change what is known, so that a head in many pieces costs no more than
+        // one look a line.
+        let news = looked_at == 0 || memchr::memchr(b'\n', &buf[looked_at..]).is_some();
+        if !buf.is_empty() && (news || buf.len() >= listener.limits.max_head) {
+            match parse_request(buf, &mut scratch.request, listener.limits) {
+                Ok(Some(len)) => return Head::Complete(len),
+                Ok(None) => {}
+                Err(failure) => return Head::Refused(failure),
+            }
+        }
+        looked_at = buf.len();
+        let timeouts = &listener.plan.timeouts;
+        if deadline == Nanos::NEVER && !buf.is_empty() {
+            deadline = worker.process.clock.now().plus(timeouts.read_header);
+        }
+        if buf.len() == buf.capacity() {
+            buf.reserve(buf.len());
+        }
+        if client.ended {
+            return Head::None;
+        }
+        let Client { stream, timer, .. } = client;
+        let read = poll_fn(|cx| match stream.poll_fill(cx, buf) {
+            Poll::Ready(result) => Poll::Ready(Some(result)),
+            Poll::Pending => timer.poll(cx, deadline).map(|()| None),
+        });
+        match read.await {
+            Some(Ok(n)) if n > 0 => {}
+            Some(_) => return Head::None,
+            None => return Head::Refused(Failure::HeadTimeout),
+        }
+    }
+}
+
+/// Empty lines before a request are nothing (RFC 9112 §2.2).
+fn skip_empty_lines(buf: &mut Vec<u8>) {
+    let mut empty = 0;
+    while buf[empty..].starts_with(b"\r\n") {
+        empty += 2;
+    }
+    if empty > 0 {
+        buf.drain(..empty);
+    }
+}
+
+/// Answers a head that is refused.
+async fn refuse(
+    worker: &Worker,
+    listener: &Listener,
+    client: &mut Client,
+    scratch: &mut Scratch,
+    failure: Failure,
+) -> Next {
+    let Scratch { response, to_upstream, to_client, .. } = scratch;
+    let mut space = Workspace { response, to_upstream, to_client };
+    let arrived = worker.process.clock.now();
+    let ip = client.peer_text.clone();
+    let mut record = Record::new(worker, listener, ip, None, arrived, RequestId::random());
+    answer::refuse(worker, listener, client, &mut record, &mut space, failure, false, false).await;
+    Next::Linger
+}
+
+impl Client {
+    /// Waits for the next request without holding a buffer. False: there will be none.
+    async fn wait(&mut self, worker: &Worker, listener: &Listener, first: bool) -> bool {
+        if !self.ahead.is_empty() {
+            return true;
+        }
+        if self.ended {
+            return false;
+        }
+        let timeouts = &listener.plan.timeouts;
+        // A client that has just connected is expected to speak.
+        let patience = if first { timeouts.read_header } else { timeouts.idle };
+        let deadline = worker.process.clock.now().plus(patience);
+        let Self { stream, timer, .. } = self;
+        poll_fn(|cx| {
+            if stream.poll_readable(cx).is_ready() {
+                return Poll::Ready(true);
+            }
+            // A new connection may carry a request that was sent before the drain began.
+            if worker.process.is_draining() && !first {
+                return Poll::Ready(false);
+            }
+            timer.poll(cx, deadline).map(|()| false)
+        })
+        .await
+    }
+}

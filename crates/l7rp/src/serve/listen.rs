@@ -1,0 +1,134 @@
+//! Listening sockets: one for each worker and address, so that the kernel spreads new
+//! connections and no worker waits for another.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::Path;
+
+use socket2::{Domain, Protocol, Socket, Type};
+
+use crate::config::plan::Bind;
+
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 4096;
+
+/// A socket that listens, before a worker's runtime takes it.
+#[derive(Debug)]
+pub enum Bound {
+    /// TCP.
+    Tcp(std::net::TcpListener),
+    /// Unix-domain.
+    Unix(std::os::unix::net::UnixListener),
+}
+
+/// A failure to listen: which address, and why, for people.
+#[derive(Debug)]
+pub struct BindError {
+    /// The address.
+    pub bind: Bind,
+    /// What went wrong.
+    pub error: io::Error,
+    /// Who has it, if that could be found out.
+    pub holder: Option<String>,
+}
+
+impl std::fmt::Display for BindError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "cannot listen on {}: ", self.bind)?;
+        match (self.error.kind(), &self.holder) {
+            (io::ErrorKind::AddrInUse, Some(holder)) => {
+                write!(f, "the address is in use by {holder}")
+            }
+            (io::ErrorKind::AddrInUse, None) => write!(f, "the address is in use"),
+            (io::ErrorKind::PermissionDenied, _) => write!(
+                f,
+                "permission denied; ports below 1024 need CAP_NET_BIND_SERVICE or root"
+            ),
+            (io::ErrorKind::AddrNotAvailable, _) => {
+                write!(f, "this machine does not have the address")
+            }
+            _ => self.error.fmt(f),
+        }
+    }
+}
+
+/// Sockets for `bind`, one for each of `workers`.
+///
+/// # Errors
+/// The address cannot be bound. It is tried without `SO_REUSEPORT` first: with it a second
+/// process of the same user would get its share of the connections in silence.
+pub fn bind(bind: &Bind, workers: usize) -> Result<Vec<Bound>, BindError> {
+    let all = match bind {
+        Bind::Tcp(address) => bind_tcp(*address, workers),
+        Bind::Unix(path) => bind_unix(path, workers),
+    };
+    all.map_err(|error| {
+        let holder = match (bind, error.kind()) {
+            (Bind::Tcp(address), io::ErrorKind::AddrInUse) => crate::holder::of_port(*address),
+            _ => None,
+        };
+        BindError { bind: bind.clone(), error, holder }
+    })
+}
+
+fn bind_tcp(address: SocketAddr, workers: usize) -> io::Result<Vec<Bound>> {
+    let alone = tcp_socket(address)?;
+    alone.bind(&address.into())?;
+    // Port 0 means any; all sockets must get the same.
+    let address = alone.local_addr()?.as_socket().unwrap_or(address);
+    drop(alone);
+    (0..workers)
+        .map(|_| {
+            let socket = tcp_socket(address)?;
+            socket.set_reuse_port(true)?;
+            socket.bind(&address.into())?;
+            // Inherited by what is accepted, which saves a call for each connection.
+            socket.set_tcp_nodelay(true)?;
+            socket.listen(BACKLOG)?;
+            Ok(Bound::Tcp(socket.into()))
+        })
+        .collect()
+}
+
+fn tcp_socket(address: SocketAddr) -> io::Result<Socket> {
+    let socket =
+        Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
+    // A server that starts again must not wait for old connections to fade.
+    socket.set_reuse_address(true)?;
+    if address.is_ipv6() {
+        // "[::]" takes IPv4 too, as on most systems; some distributions change the default.
+        socket.set_only_v6(false)?;
+    }
+    Ok(socket)
+}
+
+/// All workers share one Unix-domain socket: there is no `SO_REUSEPORT` for them.
+fn bind_unix(path: &Path, workers: usize) -> io::Result<Vec<Bound>> {
+    if std::os::unix::net::UnixStream::connect(path).is_ok() {
+        return Err(io::ErrorKind::AddrInUse.into());
+    }
+    // A socket file that nobody answers on is left over from a crash.
+    let left_over = std::fs::symlink_metadata(path)
+        .is_ok_and(|m| std::os::unix::fs::FileTypeExt::is_socket(&m.file_type()));
+    if left_over {
+        std::fs::remove_file(path)?;
+    }
+    let first = std::os::unix::net::UnixListener::bind(path)?;
+    first.set_nonblocking(true)?;
+    let mut all = vec![];
+    for _ in 1..workers {
+        all.push(Bound::Unix(first.try_clone()?));
+    }
+    all.push(Bound::Unix(first));
+    Ok(all)
+}
+
+impl Bound {
+    /// The address that it listens on.
+    pub fn local(&self) -> Option<SocketAddr> {
+        match self {
+            Self::Tcp(listener) => listener.local_addr().ok(),
+            Self::Unix(_) => None,
+        }
+    }
+}

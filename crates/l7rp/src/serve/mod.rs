@@ -1,0 +1,5 @@
+//! Where requests come in: listening sockets, and the protocols spoken on them.
+
+pub mod h1;
+pub mod listen;
+pub mod run_worker;

@@ -1,0 +1,85 @@
+//! A byte stream to a client or an upstream: one closed set of kinds, so that the engine
+//! above needs no generic and no box.
+
+use std::io::{self, IoSlice};
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll};
+
+use tokio::io::{AsyncReadExt, AsyncWrite};
+use tokio::net::{TcpStream, UnixStream};
+
+/// A connected stream.
+#[derive(Debug)]
+pub enum Stream {
+    /// TCP.
+    Tcp(TcpStream),
+    /// Unix-domain.
+    Unix(UnixStream),
+}
+
+impl Stream {
+    /// Ready when there is something to read: octets, the end, or an error. Costs no system
+    /// call while nothing has arrived.
+    pub fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self {
+            Self::Tcp(s) => s.poll_read_ready(cx),
+            Self::Unix(s) => s.poll_read_ready(cx),
+        }
+    }
+
+    /// Appends what can be read at once to `buf`, into its spare capacity only; there must
+    /// be some. `Ok(0)`: the peer has ended its side.
+    pub fn poll_fill(&mut self, cx: &mut Context<'_>, buf: &mut Vec<u8>) -> Poll<io::Result<usize>> {
+        match self {
+            Self::Tcp(s) => pin!(s.read_buf(buf)).poll(cx),
+            Self::Unix(s) => pin!(s.read_buf(buf)).poll(cx),
+        }
+    }
+
+    /// Writes what can be written at once of `first` and then `second`.
+    pub fn poll_write(
+        &mut self,
+        cx: &mut Context<'_>,
+        first: &[u8],
+        second: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let stream: Pin<&mut dyn AsyncWrite> = match self {
+            Self::Tcp(s) => Pin::new(s),
+            Self::Unix(s) => Pin::new(s),
+        };
+        match (first.is_empty(), second.is_empty()) {
+            (false, true) => stream.poll_write(cx, first),
+            (true, _) => stream.poll_write(cx, second),
+            (false, false) => {
+                stream.poll_write_vectored(cx, &[IoSlice::new(first), IoSlice::new(second)])
+            }
+        }
+    }
+
+    /// Says to the peer that nothing more will be sent.
+    pub fn poll_shutdown(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self {
+            Self::Tcp(s) => Pin::new(s).poll_shutdown(cx),
+            Self::Unix(s) => Pin::new(s).poll_shutdown(cx),
+        }
+    }
+
+    /// Whether an idle stream can still be used: nothing has arrived, not even the end. Costs
+    /// a system call only if the kernel has already told of something.
+    pub fn is_quiet(&self) -> bool {
+        let mut octet = [0u8; 1];
+        let result = match self {
+            Self::Tcp(s) => s.try_read(&mut octet),
+            Self::Unix(s) => s.try_read(&mut octet),
+        };
+        matches!(result, Err(e) if e.kind() == io::ErrorKind::WouldBlock)
+    }
+
+    /// Makes closing this stream a reset, so that the peer cannot take what it got for whole.
+    pub fn reset_on_close(&self) {
+        if let Self::Tcp(s) = self {
+            // Best effort: on a socket that is already dead there is nothing to reset.
+            let _ = socket2::SockRef::from(s).set_linger(Some(std::time::Duration::ZERO));
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! New connections to upstreams.
+
+use std::io;
+use std::time::Duration;
+
+use l7rp_core::failure::Failure;
+use tokio::net::TcpStream;
+
+use super::pool::Upstream;
+use crate::stream::Stream;
+
+/// Connects to `upstream`, trying its addresses in turn, within `limit` in all.
+///
+/// # Errors
+/// The failure and the system's words for it.
+pub async fn connect(upstream: &Upstream, limit: Duration) -> Result<Stream, (Failure, String)> {
+    let mut last = (Failure::Unresolved, format!("{} has no address", upstream.plan.host));
+    let all = async {
+        for address in upstream.addresses() {
+            match TcpStream::connect(address).await {
+                Ok(stream) => {
+                    // Best effort: a socket without it works, only later.
+                    let _ = stream.set_nodelay(true);
+                    return Ok(Stream::Tcp(stream));
+                }
+                Err(e) => last = (meaning(&e), format!("{address}: {e}")),
+            }
+        }
+        Err(())
+    };
+    match tokio::time::timeout(limit, all).await {
+        Ok(Ok(stream)) => Ok(stream),
+        Ok(Err(())) => Err(last),
+        Err(_) => {
+            Err((Failure::ConnectTimeout, format!("no connection within {} ms", limit.as_millis())))
+        }
+    }
+}
+
+/// What an error on connecting means. What this machine lacks is not the upstream's fault.
+fn meaning(e: &io::Error) -> Failure {
+    use rustix::io::Errno;
+    match Errno::from_io_error(e) {
+        Some(Errno::CONNREFUSED) => Failure::ConnectRefused,
+        Some(Errno::TIMEDOUT) => Failure::ConnectTimeout,
+        Some(
+            Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS | Errno::ADDRNOTAVAIL,
+        ) => Failure::LocalShortage,
+        _ => Failure::ConnectFailed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn local_trouble_is_not_blamed_on_the_upstream() {
+        use l7rp_core::failure::Blame;
+        use rustix::io::Errno;
+        for (errno, failure) in [
+            (Errno::CONNREFUSED, Failure::ConnectRefused),
+            (Errno::MFILE, Failure::LocalShortage),
+            (Errno::ADDRNOTAVAIL, Failure::LocalShortage),
+            (Errno::HOSTUNREACH, Failure::ConnectFailed),
+            (Errno::TIMEDOUT, Failure::ConnectTimeout),
+        ] {
+            assert_eq!(meaning(&errno.into()), failure);
+        }
+        assert_eq!(Failure::LocalShortage.meaning().blame, Blame::Proxy);
+    }
+}

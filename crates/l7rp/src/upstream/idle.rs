@@ -1,0 +1,111 @@
+//! Idle connections to upstreams: a stack for each upstream in each worker, last in, first
+//! out, so that the warmest is used and the rest expire.
+
+use std::cell::RefCell;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use l7rp_core::names::Nanos;
+
+use super::pool::Upstream;
+use crate::stream::Stream;
+
+/// A request that may not be repeated takes no connection that was idle for longer, for the
+/// upstream may be closing it at this moment.
+const FRESH: Duration = Duration::from_secs(2);
+
+#[derive(Debug)]
+struct Idle {
+    stream: Stream,
+    since: Nanos,
+    expires: Nanos,
+    address_generation: u32,
+}
+
+/// One worker's idle connections, by [`Upstream::id`].
+#[derive(Debug, Default)]
+pub struct IdlePool {
+    stacks: RefCell<Vec<Stack>>,
+}
+
+#[derive(Debug, Default)]
+struct Stack {
+    idle: Vec<Idle>,
+}
+
+impl IdlePool {
+    /// A connection to `upstream` that nothing was heard of since it became idle. With
+    /// `only_fresh`, one that became so within the last 2 s.
+    pub fn take(
+        &self,
+        upstream: &Upstream,
+        now: Nanos,
+        only_fresh: bool,
+        worker: usize,
+    ) -> Option<Stream> {
+        let mut stacks = self.stacks.borrow_mut();
+        let stack = &mut stacks.get_mut(upstream.id)?.idle;
+        let taken = loop {
+            // The last is the youngest: if it is not fresh, none is.
+            if only_fresh && stack.last().is_some_and(|i| now.since(i.since) >= FRESH) {
+                break None;
+            }
+            let Some(idle) = stack.pop() else { break None };
+            if idle.is_usable(upstream, now) {
+                break Some(idle.stream);
+            }
+            upstream.stats[worker].closes.up();
+        };
+        upstream.stats[worker].idle.store(stack.len() as u64, Relaxed);
+        taken
+    }
+
+    /// Keeps a connection for later, unless `max` are kept already.
+    pub fn put(
+        &self,
+        upstream: &Upstream,
+        stream: Stream,
+        now: Nanos,
+        keep_for: Duration,
+        max: usize,
+        worker: usize,
+    ) {
+        let mut stacks = self.stacks.borrow_mut();
+        if stacks.len() <= upstream.id {
+            stacks.resize_with(upstream.id + 1, Stack::default);
+        }
+        let stack = &mut stacks[upstream.id].idle;
+        if stack.len() >= max || keep_for.is_zero() {
+            upstream.stats[worker].closes.up();
+            return;
+        }
+        stack.push(Idle {
+            stream,
+            since: now,
+            expires: now.plus(keep_for),
+            address_generation: upstream.address_generation(),
+        });
+        upstream.stats[worker].idle.store(stack.len() as u64, Relaxed);
+    }
+
+    /// Closes connections to `upstream` that have expired or that the upstream has closed.
+    pub fn sweep(&self, upstream: &Upstream, now: Nanos, worker: usize) {
+        let mut stacks = self.stacks.borrow_mut();
+        let Some(stack) = stacks.get_mut(upstream.id) else { return };
+        let before = stack.idle.len();
+        stack.idle.retain(|idle| idle.is_usable(upstream, now));
+        upstream.stats[worker].closes.add((before - stack.idle.len()) as u64);
+        upstream.stats[worker].idle.store(stack.idle.len() as u64, Relaxed);
+        if stack.idle.is_empty() {
+            stack.idle = Vec::new();
+        }
+    }
+}
+
+impl Idle {
+    fn is_usable(&self, upstream: &Upstream, now: Nanos) -> bool {
+        now < self.expires
+            && self.address_generation == upstream.address_generation()
+            && self.stream.is_quiet()
+    }
+}

@@ -1,0 +1,6 @@
+//! Upstreams, live: pools, connections to them, the addresses behind their names.
+
+pub mod connect;
+pub mod idle;
+pub mod pool;
+pub mod resolve;

@@ -1,0 +1,87 @@
+//! Names of upstreams become addresses: off the workers, again and again. While asking
+//! fails, the last good answer is used for as long as the pool allows.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use l7rp_core::names::Nanos;
+
+use super::pool::Pool;
+use crate::clock::Clock;
+use crate::observe::event::{Event, Events};
+
+/// Addresses of one name that are used at most.
+const MAX_ADDRESSES: usize = 64;
+/// An unresolved name is asked for again this soon, whatever the pool's `refresh`.
+const RETRY: Duration = Duration::from_secs(2);
+/// A failing name makes one event in this time.
+const QUIET: Duration = Duration::from_secs(30);
+
+/// Keeps the addresses of the upstream at `ix` current. Never returns.
+pub async fn keep_resolved(pool: Arc<Pool>, ix: usize, clock: Clock, events: Arc<Events>) {
+    let Some(upstream) = pool.upstreams.get(ix).cloned() else { return };
+    let mut last_good: Option<Nanos> = None;
+    let mut last_event: Option<Nanos> = None;
+    loop {
+        let answer = look_up(&upstream.plan.host, upstream.plan.port).await;
+        let now = clock.now();
+        let wait = match answer {
+            Ok(new) => {
+                last_good = Some(now);
+                last_event = None;
+                adopt(&pool, ix, new, &events);
+                pool.plan.dns.refresh
+            }
+            Err(error) => {
+                let stale = last_good.is_none_or(|t| now.since(t) > pool.plan.dns.max_stale);
+                if stale {
+                    pool.set_resolved(ix, false);
+                }
+                if last_event.is_none_or(|t| now.since(t) >= QUIET) {
+                    last_event = Some(now);
+                    events.emit(&Event::UpstreamResolveFailed {
+                        pool: pool.plan.name.clone(),
+                        upstream: upstream.plan.url.clone(),
+                        host: upstream.plan.host.clone(),
+                        error,
+                        effect: if stale {
+                            "ineligible until the name resolves"
+                        } else {
+                            "the last good addresses are used"
+                        },
+                    });
+                }
+                pool.plan.dns.refresh.min(RETRY)
+            }
+        };
+        tokio::time::sleep(wait.max(Duration::from_millis(100))).await;
+    }
+}
+
+/// Takes over an answer, and says so if it is news.
+fn adopt(pool: &Pool, ix: usize, new: Vec<SocketAddr>, events: &Events) {
+    let Some(upstream) = pool.upstreams.get(ix) else { return };
+    let old = upstream.current_addresses();
+    let changed = *old != new;
+    if changed {
+        events.emit(&Event::UpstreamResolved {
+            pool: pool.plan.name.clone(),
+            upstream: upstream.plan.url.clone(),
+            from: old.iter().map(|a| a.ip().to_string()).collect(),
+            to: new.iter().map(|a| a.ip().to_string()).collect(),
+        });
+        upstream.set_addresses(new);
+    }
+    pool.set_resolved(ix, true);
+}
+
+/// Asks the system's resolver; sorted, without repeats.
+async fn look_up(host: &str, port: u16) -> Result<Vec<SocketAddr>, String> {
+    let mut found: Vec<_> =
+        tokio::net::lookup_host((host, port)).await.map_err(|e| e.to_string())?.collect();
+    found.sort_unstable();
+    found.dedup();
+    found.truncate(MAX_ADDRESSES);
+    if found.is_empty() { Err("the answer has no address".into()) } else { Ok(found) }
+}

@@ -1,0 +1,195 @@
+//! What one worker thread has to itself. Nothing here is shared with other threads, so none
+//! of it needs an atomic or a lock; all of it is reused from request to request.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::Waker;
+
+use l7rp_core::http1::request::Request;
+use l7rp_core::http1::response::Response;
+use tokio::sync::Notify;
+
+use crate::live::{Process, Snapshot};
+use crate::observe::access_log::{Entry, Lines};
+use crate::upstream::idle::IdlePool;
+
+/// Octets of a buffer for heads and short bodies.
+const SMALL: usize = 64 << 10;
+/// Octets of a buffer for long bodies.
+const LARGE: usize = 256 << 10;
+/// Buffers of each kind that are kept for later.
+const KEPT: usize = 64;
+
+/// A worker.
+#[derive(Debug)]
+pub struct Worker {
+    /// Its number; the place of its shard wherever there are shards.
+    pub index: usize,
+    /// What the whole process shares.
+    pub process: Arc<Process>,
+    /// Idle connections to upstreams.
+    pub idle: IdlePool,
+    /// Free buffers.
+    pub buffers: Buffers,
+    /// Clients connected now.
+    pub connections: Connections,
+    /// Woken when there are access-log lines to be handed over.
+    pub lines_waiting: Notify,
+    lines: Lines,
+    scratches: RefCell<Vec<Box<Scratch>>>,
+    snapshot: RefCell<Rc<Arc<Snapshot>>>,
+    generation: Cell<u64>,
+}
+
+/// What one exchange works with.
+#[derive(Debug, Default)]
+pub struct Scratch {
+    /// The request's head.
+    pub request: Request,
+    /// The response's head.
+    pub response: Response,
+    /// The head that goes to the upstream.
+    pub to_upstream: Vec<u8>,
+    /// The head that goes to the client.
+    pub to_client: Vec<u8>,
+}
+
+impl Worker {
+    /// Worker number `index`.
+    pub fn new(index: usize, process: Arc<Process>) -> Self {
+        let snapshot = RefCell::new(Rc::new(process.snapshot()));
+        Self {
+            index,
+            generation: Cell::new(process.generation()),
+            process,
+            idle: IdlePool::default(),
+            buffers: Buffers::default(),
+            connections: Connections::default(),
+            lines_waiting: Notify::new(),
+            lines: Lines::default(),
+            scratches: RefCell::default(),
+            snapshot,
+        }
+    }
+
+    /// The snapshot in force. Looking costs one load while none is new, and holding it no
+    /// count that another thread touches.
+    pub fn snapshot(&self) -> Rc<Arc<Snapshot>> {
+        let generation = self.process.generation();
+        if generation != self.generation.get() {
+            self.snapshot.replace(Rc::new(self.process.snapshot()));
+            self.generation.set(generation);
+        }
+        self.snapshot.borrow().clone()
+    }
+
+    /// Writes an access-log line, if there is an access log.
+    pub fn log(&self, entry: &Entry<'_>) {
+        if self.lines.add(entry, &self.process.events) {
+            self.lines_waiting.notify_one();
+        }
+    }
+
+    /// Hands the access-log lines to the writer.
+    pub fn hand_over_lines(&self) {
+        self.lines.hand_over(&self.process.events);
+    }
+
+    /// A scratch to work with.
+    pub fn take_scratch(&self) -> Box<Scratch> {
+        self.scratches.borrow_mut().pop().unwrap_or_default()
+    }
+
+    /// Gives a scratch back.
+    pub fn give_scratch(&self, mut scratch: Box<Scratch>) {
+        let mut free = self.scratches.borrow_mut();
+        let usual = scratch.to_upstream.capacity() + scratch.to_client.capacity() <= SMALL;
+        if free.len() < KEPT && usual {
+            scratch.to_upstream.clear();
+            scratch.to_client.clear();
+            free.push(scratch);
+        }
+    }
+}
+
+/// Free buffers: the warmest is used first.
+#[derive(Debug, Default)]
+pub struct Buffers {
+    small: RefCell<Vec<Vec<u8>>>,
+    large: RefCell<Vec<Vec<u8>>>,
+}
+
+impl Buffers {
+    /// An empty buffer of 64 KiB.
+    pub fn small(&self) -> Vec<u8> {
+        self.small.borrow_mut().pop().unwrap_or_else(|| Vec::with_capacity(SMALL))
+    }
+
+    /// An empty buffer of 256 KiB.
+    pub fn large(&self) -> Vec<u8> {
+        self.large.borrow_mut().pop().unwrap_or_else(|| Vec::with_capacity(LARGE))
+    }
+
+    /// Gives a buffer back. One of another size, grown for a large head, is freed.
+    pub fn give(&self, mut buffer: Vec<u8>) {
+        let (free, kept) = match buffer.capacity() {
+            SMALL => (&self.small, KEPT),
+            LARGE => (&self.large, KEPT / 8),
+            _ => return,
+        };
+        let mut free = free.borrow_mut();
+        if free.len() < kept {
+            buffer.clear();
+            free.push(buffer);
+        }
+    }
+}
+
+/// The connections of clients, so that all can be woken when the process begins to drain.
+#[derive(Debug, Default)]
+pub struct Connections {
+    next: Cell<u64>,
+    wakers: RefCell<HashMap<u64, Waker>>,
+    empty: Notify,
+}
+
+impl Connections {
+    /// Enters a connection whose task is woken by `waker`.
+    pub fn enter(&self, waker: Waker) -> u64 {
+        let id = self.next.get();
+        self.next.set(id + 1);
+        self.wakers.borrow_mut().insert(id, waker);
+        id
+    }
+
+    /// Takes a connection out.
+    pub fn leave(&self, id: u64) {
+        let mut wakers = self.wakers.borrow_mut();
+        wakers.remove(&id);
+        if wakers.is_empty() {
+            wakers.shrink_to(64);
+            self.empty.notify_waiters();
+        }
+    }
+
+    /// Waits until there are none.
+    pub async fn all_gone(&self) {
+        while self.count() > 0 {
+            self.empty.notified().await;
+        }
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.wakers.borrow().len()
+    }
+
+    /// Wakes every connection's task.
+    pub fn wake_all(&self) {
+        for waker in self.wakers.borrow().values() {
+            waker.wake_by_ref();
+        }
+    }
+}
