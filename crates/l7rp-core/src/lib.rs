@@ -20,14 +20,11 @@
 //! `names`, `failure`, `head` and `window` are shared ground; the other modules do not know
 //! one another.
 
-<<<<<<< HEAD
 pub mod attempts;
 pub mod failure;
 pub mod head;
 pub mod http1;
-=======
 pub mod limit;
->>>>>>> core
 pub mod names;
 pub mod pick;
 pub mod route;

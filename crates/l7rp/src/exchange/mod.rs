@@ -158,24 +158,27 @@ impl<'a> Exchange<'a> {
 
     fn route(&self) -> Result<&'a Route, Failure> {
         let Incoming { buf, head, .. } = self.incoming;
-        let host = head.host.of(buf);
-        // Only HTTP/1.0 may come without one.
-        if !(host.is_empty() && head.is_http10) && parse_host(host).is_err() {
-            return Err(Failure::BadRequest(Malformed::HostInvalid));
-        }
-        let request = route::Request {
-            listener: self.listener.index,
-            host,
-            path: self.incoming.target(),
-            method: head.method_text.of(buf),
+        let host = match head.host.of(buf) {
+            // Only HTTP/1.0 may come without one.
+            b"" if head.is_http10 => None,
+            host => Some(
+                parse_host(host).map_err(|_| Failure::BadRequest(Malformed::HostInvalid))?,
+            ),
         };
-        let has = |name: &str, value: &str| {
+        let has_field = |name: &str, value: &str| {
             head.fields.iter().any(|f| {
                 f.name.of(buf).eq_ignore_ascii_case(name.as_bytes())
                     && f.value.of(buf) == value.as_bytes()
             })
         };
-        let found = self.snapshot.table.find(&request, has).ok_or(Failure::NoRoute)?;
+        let request = route::Request {
+            listener: self.listener.index,
+            host,
+            path: self.incoming.target(),
+            method: head.method_text.of(buf),
+            has_field: &has_field,
+        };
+        let found = self.snapshot.table.find(&request).ok_or(Failure::NoRoute)?;
         self.snapshot.routes.get(found).ok_or(Failure::Internal)
     }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use l7rp_core::names::Nanos;
+use tokio::sync::mpsc::Sender;
 
 use super::pool::Pool;
 use crate::clock::Clock;
@@ -18,8 +19,16 @@ const RETRY: Duration = Duration::from_secs(2);
 /// A failing name makes one event in this time.
 const QUIET: Duration = Duration::from_secs(30);
 
-/// Keeps the addresses of the upstream at `ix` current. Never returns.
-pub async fn keep_resolved(pool: Arc<Pool>, ix: usize, clock: Clock, events: Arc<Events>) {
+/// Keeps the addresses of the upstream at `ix` current. Never returns. `first` is dropped
+/// after the first answer, good or bad.
+pub async fn keep_resolved(
+    pool: Arc<Pool>,
+    ix: usize,
+    clock: Clock,
+    events: Arc<Events>,
+    first: Sender<()>,
+) {
+    let mut first = Some(first);
     let Some(upstream) = pool.upstreams.get(ix).cloned() else { return };
     let mut last_good: Option<Nanos> = None;
     let mut last_event: Option<Nanos> = None;
@@ -55,6 +64,7 @@ pub async fn keep_resolved(pool: Arc<Pool>, ix: usize, clock: Clock, events: Arc
                 pool.plan.dns.refresh.min(RETRY)
             }
         };
+        first.take();
         tokio::time::sleep(wait.max(Duration::from_millis(100))).await;
     }
 }

@@ -1,0 +1,156 @@
+//! Endpoints about the proxy itself, on a listener of their own, served by the control
+//! thread: they answer while all workers are busy, and to the end of a drain.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use l7rp_core::http1::Limits;
+use l7rp_core::http1::request::{Method, Request, parse_request};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::Semaphore;
+
+use crate::live::Process;
+use crate::observe::metrics;
+use crate::serve::listen::Bound;
+
+/// Connections served at once; more wait.
+const MAX_CONNECTIONS: usize = 64;
+/// For one request, from the first octet to the last of its answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+const LIMITS: Limits = Limits { max_head: 8 << 10, max_fields: 50, max_target: 2 << 10 };
+
+/// An answer.
+struct Answer {
+    status: &'static str,
+    content_type: &'static str,
+    body: String,
+}
+
+const TEXT: &str = "text/plain; charset=utf-8";
+
+/// Serves the endpoints. Never returns while the socket works.
+pub async fn serve(socket: Bound, process: Arc<Process>) {
+    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    // A socket that the runtime refuses leaves the proxy without these endpoints, no more.
+    match socket {
+        Bound::Tcp(listener) => {
+            let Ok(listener) = TcpListener::from_std(listener) else { return };
+            loop {
+                let Ok(place) = places.clone().acquire_owned().await else { return };
+                match listener.accept().await {
+                    Ok((stream, _)) => {
+                        let process = process.clone();
+                        tokio::spawn(async move {
+                            connection(stream, &process).await;
+                            drop(place);
+                        });
+                    }
+                    Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+                }
+            }
+        }
+        Bound::Unix(listener) => {
+            let Ok(listener) = UnixListener::from_std(listener) else { return };
+            loop {
+                let Ok(place) = places.clone().acquire_owned().await else { return };
+                match listener.accept().await {
+                    Ok((stream, _)) => {
+                        let process = process.clone();
+                        tokio::spawn(async move {
+                            connection(stream, &process).await;
+                            drop(place);
+                        });
+                    }
+                    Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+                }
+            }
+        }
+    }
+}
+
+/// Serves one connection.
+async fn connection(mut stream: impl AsyncRead + AsyncWrite + Unpin, process: &Process) {
+    let mut buf = Vec::with_capacity(4 << 10);
+    let mut head = Request::default();
+    loop {
+        let exchange = exchange(&mut stream, &mut buf, &mut head, process);
+        // A scraper that stops in the middle costs a place for this long.
+        match tokio::time::timeout(PATIENCE, exchange).await {
+            Ok(Some(len)) => drop(buf.drain(..len)),
+            Ok(None) | Err(_) => return,
+        }
+    }
+}
+
+/// Serves one request; the length of its head, or `None` if the connection ends.
+async fn exchange(
+    stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
+    buf: &mut Vec<u8>,
+    head: &mut Request,
+    process: &Process,
+) -> Option<usize> {
+    let len = loop {
+        if !buf.is_empty() {
+            match parse_request(buf, head, LIMITS) {
+                Ok(Some(len)) => break len,
+                Ok(None) => {}
+                Err(failure) => {
+                    let m = failure.meaning();
+                    let text = format!("HTTP/1.1 {} {}\r\nConnection: close\r\n\r\n", m.status, m.text);
+                    let _ = stream.write_all(text.as_bytes()).await;
+                    return None;
+                }
+            }
+        }
+        if stream.read_buf(buf).await.ok()? == 0 {
+            return None;
+        }
+    };
+    let target = head.target.of(buf);
+    let path = target.split(|&b| b == b'?').next().unwrap_or_default();
+    let answer = match head.method {
+        Method::Get | Method::Head => answer(path, process),
+        _ => Answer { status: "405 Method Not Allowed", content_type: TEXT, body: String::new() },
+    };
+    // No endpoint takes a body; one that comes ends the connection.
+    let keep = head.keep_alive && head.framing == l7rp_core::http1::Framing::None;
+    let text = written(&answer, keep, head.method == Method::Head);
+    stream.write_all(text.as_bytes()).await.ok()?;
+    keep.then_some(len)
+}
+
+fn written(answer: &Answer, keep: bool, to_head: bool) -> String {
+    let Answer { status, content_type, body } = answer;
+    let mut text = format!("HTTP/1.1 {status}\r\n");
+    if !status.starts_with("204") {
+        text += &format!("Content-Type: {content_type}\r\nContent-Length: {}\r\n", body.len());
+    }
+    if !keep {
+        text += "Connection: close\r\n";
+    }
+    text += "\r\n";
+    if !to_head {
+        text += body;
+    }
+    text
+}
+
+fn answer(path: &[u8], process: &Process) -> Answer {
+    let text = |status, body: &str| Answer { status, content_type: TEXT, body: body.to_owned() };
+    match path {
+        b"/metrics" => Answer {
+            status: "200 OK",
+            content_type: "text/plain; version=0.0.4; charset=utf-8",
+            body: metrics::render(process),
+        },
+        b"/-/healthz" => text("200 OK", "ok\n"),
+        b"/-/ready" if process.is_ready() => text("200 OK", "ready\n"),
+        b"/-/version" => text("200 OK", concat!("l7rp ", env!("CARGO_PKG_VERSION"), "\n")),
+        b"/livez" => text("204 No Content", ""),
+        b"/readyz" if process.is_ready() => text("204 No Content", ""),
+        b"/-/ready" | b"/readyz" => text("503 Service Unavailable", "no backend ready\n"),
+        b"/" => text("200 OK", "/metrics /-/healthz /-/ready /-/version /livez /readyz\n"),
+        _ => text("404 Not Found", "not found\n"),
+    }
+}

@@ -1,0 +1,260 @@
+//! Metrics in the Prometheus text format. Every series belongs to something in force: a
+//! route, a pool, an upstream, a listener, so that their number is bounded by the
+//! configuration, whatever clients send.
+
+use std::fmt::Write;
+use std::sync::atomic::Ordering::Relaxed;
+
+use l7rp_core::failure::Scope;
+use l7rp_core::http1::request::Method;
+
+use super::stats::{BAD_REASONS, BUCKETS, ByStatus, Count, DurationSum, UpstreamStats};
+use crate::live::{Process, Snapshot};
+use crate::upstream::pool::Upstream;
+
+/// All metrics of the process.
+pub fn render(process: &Process) -> String {
+    let snapshot = process.snapshot();
+    let mut text = Text(String::with_capacity(16 << 10));
+    routes(&mut text, &snapshot);
+    upstreams(&mut text, &snapshot);
+    listeners(&mut text, &snapshot);
+    own(&mut text, process);
+    resources(&mut text, process);
+    text.0
+}
+
+/// The text format, line by line.
+struct Text(String);
+
+impl Text {
+    fn family(&mut self, name: &str, kind: &str, help: &str) {
+        let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
+    }
+
+    fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: impl std::fmt::Display) {
+        self.0.push_str(name);
+        for (ix, (label, value)) in labels.iter().enumerate() {
+            self.0.push(if ix == 0 { '{' } else { ',' });
+            self.0.push_str(label);
+            self.0.push_str("=\"");
+            for c in value.chars() {
+                match c {
+                    '\\' => self.0.push_str("\\\\"),
+                    '"' => self.0.push_str("\\\""),
+                    '\n' => self.0.push_str("\\n"),
+                    c => self.0.push(c),
+                }
+            }
+            self.0.push('"');
+        }
+        if !labels.is_empty() {
+            self.0.push('}');
+        }
+        let _ = writeln!(self.0, " {value}");
+    }
+
+    fn histogram(&mut self, name: &str, labels: &[(&str, &str)], sum: &DurationSum) {
+        let bucket = format!("{name}_bucket");
+        let mut total = 0;
+        for (ix, count) in sum.buckets.iter().enumerate() {
+            total += count;
+            let bound = BUCKETS.get(ix).map_or_else(|| "+Inf".to_owned(), ToString::to_string);
+            let mut with = labels.to_vec();
+            with.push(("le", &bound));
+            self.sample(&bucket, &with, total);
+        }
+        self.sample(&format!("{name}_sum"), labels, sum.seconds);
+        self.sample(&format!("{name}_count"), labels, total);
+    }
+}
+
+/// The counts by status of several shards.
+fn by_status<'a>(shards: impl Iterator<Item = &'a ByStatus>) -> Vec<(u16, u64)> {
+    let mut sums = std::collections::BTreeMap::new();
+    for shard in shards {
+        shard.each(|status, count| *sums.entry(status).or_default() += count);
+    }
+    sums.into_iter().collect()
+}
+
+fn routes(text: &mut Text, snapshot: &Snapshot) {
+    let name = "proxy_requests_total";
+    text.family(name, "counter", "Requests answered, by route, method and status.");
+    for route in &snapshot.routes {
+        for method in Method::ALL {
+            let seen = route.stats.iter().filter_map(|shard| shard.seen(method));
+            for (status, count) in by_status(seen.map(|m| &m.status)) {
+                let labels = [
+                    ("route", route.plan.name.as_str()),
+                    ("method", method.label()),
+                    ("status", &status.to_string()),
+                ];
+                text.sample(name, &labels, count);
+            }
+        }
+    }
+    let name = "proxy_request_duration_seconds";
+    text.family(name, "histogram", "From a request's head to the last octet of its answer.");
+    for route in &snapshot.routes {
+        for method in Method::ALL {
+            let mut sum = DurationSum::default();
+            let mut any = false;
+            for seen in route.stats.iter().filter_map(|shard| shard.seen(method)) {
+                seen.duration.add_to(&mut sum);
+                any = true;
+            }
+            if any {
+                let labels = [("route", route.plan.name.as_str()), ("method", method.label())];
+                text.histogram(name, &labels, &sum);
+            }
+        }
+    }
+}
+
+/// Calls `each` for every upstream with its labels and whether it is eligible.
+fn each_upstream(snapshot: &Snapshot, mut each: impl FnMut(&[(&str, &str)], &Upstream, bool)) {
+    for pool in &snapshot.pools {
+        for (ix, upstream) in pool.upstreams.iter().enumerate() {
+            let labels =
+                [("pool", pool.plan.name.as_str()), ("upstream", upstream.plan.url.as_str())];
+            each(&labels, upstream, pool.is_eligible(ix));
+        }
+    }
+}
+
+fn upstreams(text: &mut Text, snapshot: &Snapshot) {
+    let name = "proxy_upstream_requests_total";
+    text.family(name, "counter", "Tries at an upstream, by status; err and cancel had none.");
+    each_upstream(snapshot, |labels, upstream, _| {
+        let mut sample = |status: &str, count: u64| {
+            let with = [labels[0], labels[1], ("status", status)];
+            text.sample(name, &with, count);
+        };
+        for (status, count) in by_status(upstream.stats.iter().map(|s| &s.status)) {
+            sample(&status.to_string(), count);
+        }
+        sample("err", sum(upstream, |s| &s.errors));
+        sample("cancel", sum(upstream, |s| &s.cancels));
+    });
+    let name = "proxy_upstream_duration_seconds";
+    text.family(name, "histogram", "From the begin of a try to the last octet of its response.");
+    each_upstream(snapshot, |labels, upstream, _| {
+        let mut durations = DurationSum::default();
+        for shard in &upstream.stats {
+            shard.duration.add_to(&mut durations);
+        }
+        text.histogram(name, labels, &durations);
+    });
+    let name = "proxy_upstream_inflight";
+    text.family(name, "gauge", "Requests in progress at an upstream.");
+    each_upstream(snapshot, |labels, upstream, _| {
+        text.sample(name, labels, upstream.seat.in_flight());
+    });
+    let name = "proxy_upstream_eligible";
+    text.family(name, "gauge", "Whether an upstream may be chosen.");
+    each_upstream(snapshot, |labels, _, eligible| text.sample(name, labels, u8::from(eligible)));
+    let name = "proxy_upstream_connections";
+    text.family(name, "gauge", "Connections to an upstream, idle and in use.");
+    each_upstream(snapshot, |labels, upstream, _| {
+        let idle: u64 = upstream.stats.iter().map(|s| s.idle.load(Relaxed)).sum();
+        let opened = sum(upstream, |s| &s.connects);
+        let open = opened.saturating_sub(sum(upstream, |s| &s.closes));
+        let active = open.saturating_sub(idle);
+        text.sample(name, &[labels[0], labels[1], ("state", "idle")], idle);
+        text.sample(name, &[labels[0], labels[1], ("state", "active")], active);
+    });
+}
+
+fn sum(upstream: &Upstream, count: impl Fn(&UpstreamStats) -> &Count) -> u64 {
+    upstream.stats.iter().map(|shard| count(shard).get()).sum()
+}
+
+fn listeners(text: &mut Text, snapshot: &Snapshot) {
+    let name = "proxy_connections";
+    text.family(name, "gauge", "Clients connected.");
+    for listener in &snapshot.listeners {
+        let labels = [("listener", listener.plan.name.as_str())];
+        text.sample(name, &labels, listener.connections.used());
+    }
+    let name = "proxy_connections_total";
+    text.family(name, "counter", "Clients that have connected, by protocol.");
+    for listener in &snapshot.listeners {
+        let opened: u64 = listener.stats.iter().map(|s| s.opened.get()).sum();
+        let labels = [("listener", listener.plan.name.as_str()), ("protocol", "http1")];
+        text.sample(name, &labels, opened);
+    }
+    let name = "proxy_no_route_total";
+    text.family(name, "counter", "Requests that no route matched.");
+    for listener in &snapshot.listeners {
+        let count: u64 = listener.stats.iter().map(|s| s.no_route.get()).sum();
+        text.sample(name, &[("listener", &listener.plan.name)], count);
+    }
+    let name = "proxy_bad_requests_total";
+    text.family(name, "counter", "Requests that were refused for what they were, by reason.");
+    for listener in &snapshot.listeners {
+        for (ix, reason) in BAD_REASONS.into_iter().enumerate() {
+            let count: u64 = listener.stats.iter().map(|s| s.bad[ix].get()).sum();
+            if count > 0 {
+                let labels = [("listener", listener.plan.name.as_str()), ("reason", reason)];
+                text.sample(name, &labels, count);
+            }
+        }
+    }
+    let name = "proxy_shed_total";
+    text.family(name, "counter", "Requests and connections refused because something was full.");
+    for scope in Scope::ALL {
+        let shards = snapshot.listeners.iter().flat_map(|l| &l.stats);
+        let count: u64 = shards.map(|s| s.shed[scope.index()].get()).sum();
+        text.sample(name, &[("scope", scope.name())], count);
+    }
+}
+
+fn own(text: &mut Text, process: &Process) {
+    let name = "proxy_panics_total";
+    text.family(name, "counter", "Panics that were caught, by place.");
+    for (location, count) in process.panics.all() {
+        text.sample(name, &[("location", &location)], count);
+    }
+    let name = "proxy_access_log_dropped_total";
+    text.family(name, "counter", "Log lines that found no room.");
+    text.sample(name, &[], process.events.log().dropped());
+    let name = "proxy_build_info";
+    text.family(name, "gauge", "Always 1; the version is a label.");
+    text.sample(name, &[("version", env!("CARGO_PKG_VERSION"))], 1);
+}
+
+/// What the standard process collector tells, under its names.
+fn resources(text: &mut Text, process: &Process) {
+    let name = "process_start_time_seconds";
+    text.family(name, "gauge", "Start of the process, in seconds since 1970.");
+    text.sample(name, &[], process.started_ms as f64 / 1000.0);
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    // The name of the program may hold blanks; what follows its bracket does not.
+    let fields: Vec<u64> = stat
+        .rsplit_once(')')
+        .map(|(_, rest)| rest.split_ascii_whitespace().map(|w| w.parse().unwrap_or(0)).collect())
+        .unwrap_or_default();
+    let field = |ix: usize| fields.get(ix).copied().unwrap_or(0);
+    let ticks = rustix::param::clock_ticks_per_second() as f64;
+    let name = "process_cpu_seconds_total";
+    text.family(name, "counter", "User and system time.");
+    text.sample(name, &[], (field(11) + field(12)) as f64 / ticks);
+    let name = "process_virtual_memory_bytes";
+    text.family(name, "gauge", "Virtual memory.");
+    text.sample(name, &[], field(20));
+    let name = "process_resident_memory_bytes";
+    text.family(name, "gauge", "Resident memory.");
+    text.sample(name, &[], field(21) * rustix::param::page_size() as u64);
+    let name = "process_threads";
+    text.family(name, "gauge", "Threads.");
+    text.sample(name, &[], field(17));
+    let name = "process_open_fds";
+    text.family(name, "gauge", "Open descriptors.");
+    let open = std::fs::read_dir("/proc/self/fd").map_or(0, |d| d.count().saturating_sub(1));
+    text.sample(name, &[], open);
+    let name = "process_max_fds";
+    text.family(name, "gauge", "Descriptors that may be open.");
+    let max = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    text.sample(name, &[], max.unwrap_or(u64::MAX));
+}
