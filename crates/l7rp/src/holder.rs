@@ -22,13 +22,13 @@ pub fn of_port(address: SocketAddr) -> Option<String> {
 }
 
 /// The inode of a socket in state LISTEN (0A) on `port`, from a table of `/proc/net`.
-fn listening_inode(table: &str, port: u16) -> Option<&str> {
+fn listening_inode(table: &str, port: u16) -> Option<String> {
     let suffix = format!(":{port:04X}");
     table.lines().skip(1).find_map(|line| {
         let mut words = line.split_ascii_whitespace();
         let local = words.nth(1)?;
         let state = words.nth(1)?;
-        (local.ends_with(&suffix) && state == "0A").then(|| words.nth(5))?
+        (local.ends_with(&suffix) && state == "0A").then(|| words.nth(5))?.map(str::to_owned)
     })
 }
 

@@ -43,7 +43,7 @@ impl Stream {
         first: &[u8],
         second: &[u8],
     ) -> Poll<io::Result<usize>> {
-        let stream: Pin<&mut dyn AsyncWrite> = match self {
+        let stream: Pin<&mut (dyn AsyncWrite + Unpin)> = match self {
             Self::Tcp(s) => Pin::new(s),
             Self::Unix(s) => Pin::new(s),
         };

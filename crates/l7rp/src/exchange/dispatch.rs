@@ -114,14 +114,13 @@ fn hash_key(x: &Exchange<'_>, pool: &Pool, client: &Client, sender: &Sender) -> 
         Algorithm::IpHash => &HashKey::ClientIp,
         _ => return 0,
     };
-    let named = |name: &str| {
-        fields.iter().filter(move |f| f.name.of(buf).eq_ignore_ascii_case(name.as_bytes()))
-    };
+    let named = |f: &head::Field, name: &str| f.name.of(buf).eq_ignore_ascii_case(name.as_bytes());
     let value = match by {
-        HashKey::Header(name) => named(name).map(|f| f.value.of(buf)).next(),
-        HashKey::Cookie(name) => {
-            named("cookie").find_map(|f| head::cookie(f.value.of(buf), name.as_bytes()))
-        }
+        HashKey::Header(name) => fields.iter().find(|f| named(f, name)).map(|f| f.value.of(buf)),
+        HashKey::Cookie(name) => fields
+            .iter()
+            .filter(|f| named(f, "cookie"))
+            .find_map(|f| head::cookie(f.value.of(buf), name.as_bytes())),
         HashKey::ClientIp => None,
     };
     key_of(value.unwrap_or_else(|| sender.client(client).as_bytes()))
