@@ -4,6 +4,7 @@
 //! Each feature has one line in [`NOT_YET`]; the line goes when the feature comes.
 
 use super::file::{KeyPath, Kind, Node, Tree};
+use super::plan::Scheme;
 use super::wrong::Wrong;
 
 /// A feature: the keys that ask for it, when they do, and what to call it.
@@ -60,6 +61,14 @@ pub fn unsupported(tree: &Tree) -> Vec<Wrong> {
     }
     wrongs.sort_by(Wrong::in_file_order);
     wrongs
+}
+
+/// Whether upstreams with this scheme can be served.
+pub fn is_served(scheme: Scheme) -> bool {
+    match scheme {
+        Scheme::Http => true,
+        Scheme::Https | Scheme::H2c => false,
+    }
 }
 
 /// The values that `keys` leads to.

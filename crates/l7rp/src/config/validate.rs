@@ -134,7 +134,12 @@ impl Check<'_> {
     }
 
     /// The value of a key that must be there.
-    fn need<'v>(&mut self, value: Option<&'v String>, around: &KeyPath, key: &str) -> Option<&'v str> {
+    fn need<'v>(
+        &mut self,
+        value: Option<&'v String>,
+        around: &KeyPath,
+        key: &str,
+    ) -> Option<&'v str> {
         let at = around.key(key);
         match value {
             Some(text) if !text.is_empty() => return Some(text),
@@ -165,26 +170,30 @@ impl Check<'_> {
             }
             _ => false,
         };
-        self.poisoned.iter().any(listed) || self.misspelt(&KeyPath::root(), key)
+        let nameless = |item: &super::file::Node| !matches!(item.get("name").map(|name| &name.kind), Some(Kind::Str(name)) if !name.is_empty());
+        self.poisoned.iter().any(listed)
+            || self.misspelt(&KeyPath::root(), key)
+            || matches!(self.tree.root.get(key).map(|list| &list.kind),
+                Some(Kind::Seq(items)) if items.iter().any(nameless))
     }
 
     fn time(&mut self, time: Time, at: &KeyPath) -> Duration {
         if time.negative {
-            self.wrong(at, format!("a time cannot be negative: `{time}`"));
+            self.wrong(at, format!("{} cannot be negative, is {time}", at.last_key()));
         }
         time.length
     }
 
     fn time_above_zero(&mut self, time: Time, at: &KeyPath) -> Duration {
         if !time.negative && time.length.is_zero() {
-            self.wrong(at, "this time must be longer than 0");
+            self.wrong(at, format!("{} must be longer than 0", at.last_key()));
         }
         self.time(time, at)
     }
 
     fn size(&mut self, size: Size, least: u64, at: &KeyPath) -> usize {
         if size.0 < least {
-            self.wrong(at, format!("must be at least {least} bytes, is {}", size.0));
+            self.wrong(at, format!("{} must be at least {least}, is {}", at.last_key(), size.0));
         }
         // What does not fit into memory is no bound; the largest number says the same.
         usize::try_from(size.0).unwrap_or(usize::MAX)
@@ -196,16 +205,16 @@ impl Check<'_> {
 
     fn between(&mut self, number: i64, least: i64, most: i64, at: &KeyPath) -> u32 {
         if number < least {
-            self.wrong(at, format!("must be at least {least}, is {number}"));
+            self.wrong(at, format!("{} must be at least {least}, is {number}", at.last_key()));
         } else if number > most {
-            self.wrong(at, format!("must be at most {most}, is {number}"));
+            self.wrong(at, format!("{} must be at most {most}, is {number}", at.last_key()));
         }
         u32::try_from(number).unwrap_or_default()
     }
 
     fn share(&mut self, number: f64, at: &KeyPath) -> f64 {
         if !(0.0..=1.0).contains(&number) {
-            self.wrong(at, format!("must be from 0 to 1, is {number}"));
+            self.wrong(at, format!("{} must be from 0 to 1, is {number}", at.last_key()));
         }
         number
     }
@@ -214,7 +223,7 @@ impl Check<'_> {
         if number > 0.0 && number <= 1.0 {
             return number;
         }
-        self.wrong(at, format!("must be above 0 and at most 1, is {number}"));
+        self.wrong(at, format!("{} must be above 0 and at most 1, is {number}", at.last_key()));
         1.0
     }
 
@@ -225,7 +234,8 @@ impl Check<'_> {
 
     fn something_to_do(&mut self, file: &super::file::File) {
         let root = KeyPath::root();
-        if file.listeners.is_empty() && file.tcp_listeners.is_empty() && !self.doubtful("listeners") {
+        if file.listeners.is_empty() && file.tcp_listeners.is_empty() && !self.doubtful("listeners")
+        {
             let what = Complaint::new("there are no `listeners`");
             self.complain(&root, what.help("at least one address to listen on is needed"));
         }
@@ -240,7 +250,7 @@ impl Check<'_> {
         let number = number?;
         if !(1..=MOST).contains(&number) {
             let at = KeyPath::root().key("workers");
-            self.wrong(&at, format!("must be `auto` or from 1 to {MOST}, is {number}"));
+            self.wrong(&at, format!("`workers` must be `auto` or from 1 to {MOST}, is {number}"));
         }
         Some(number as usize)
     }

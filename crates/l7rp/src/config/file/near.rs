@@ -1,10 +1,7 @@
 //! The name that was probably meant.
 
 /// The candidate that `name` is most likely a misspelling of, if any is close enough.
-pub fn nearest<'a>(
-    name: &str,
-    candidates: impl IntoIterator<Item = &'a str>,
-) -> Option<&'a str> {
+pub fn nearest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let name: Vec<char> = name.chars().flat_map(char::to_lowercase).collect();
     // Long texts are not misspelt keys, and the distance is quadratic in their length.
     if name.is_empty() || name.len() > 64 {

@@ -97,6 +97,15 @@ impl KeyPath {
         Self(steps)
     }
 
+    /// The last key on the way, as it is written in messages.
+    pub fn last_key(&self) -> String {
+        let key = self.0.iter().rev().find_map(|step| match step {
+            Step::Key(key) => Some(key.as_str()),
+            Step::Index(_) => None,
+        });
+        format!("`{}`", key.unwrap_or_default())
+    }
+
     /// The path itself, then what contains it, up to the root.
     pub fn outwards(&self) -> impl Iterator<Item = Self> + '_ {
         (0..=self.0.len()).rev().map(|n| Self(self.0[..n].to_vec()))
@@ -157,7 +166,9 @@ impl Node {
             return self.place.clone();
         }
         match &self.kind {
-            Kind::Map(entries) => entries.first().map_or(self.place.clone(), |e| e.key_place.clone()),
+            Kind::Map(entries) => {
+                entries.first().map_or(self.place.clone(), |e| e.key_place.clone())
+            }
             Kind::Seq(items) => items.first().map_or(self.place.clone(), Node::visible),
             _ => self.place.clone(),
         }

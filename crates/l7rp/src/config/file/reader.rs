@@ -10,7 +10,9 @@ use std::fmt;
 
 use serde::Deserialize;
 use serde::de::value::StrDeserializer;
-use serde::de::{self, DeserializeSeed, Deserializer, IntoDeserializer, MapAccess, SeqAccess, Visitor};
+use serde::de::{
+    self, DeserializeSeed, Deserializer, IntoDeserializer, MapAccess, SeqAccess, Visitor,
+};
 
 use super::File;
 use super::near::nearest;
@@ -84,7 +86,11 @@ struct Fault {
 enum What {
     /// A scalar is blank: its default stands.
     Blank,
-    Wrong { message: String, help: Option<String>, at_key: bool },
+    Wrong {
+        message: String,
+        help: Option<String>,
+        at_key: bool,
+    },
 }
 
 impl Fault {
@@ -235,10 +241,15 @@ impl<'de> Deserializer<'de> for Value<'_> {
     }
 
     fn deserialize_bool<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
-        match self.node.kind {
-            Kind::Bool(value) => visitor.visit_bool(value),
-            _ => Err(self.not("`true` or `false`")),
-        }
+        let fault = match &self.node.kind {
+            Kind::Bool(value) => return visitor.visit_bool(*value),
+            _ => self.not("`true` or `false`"),
+        };
+        Err(match self.node.raw.to_ascii_lowercase().as_str() {
+            "yes" | "on" | "y" => fault.help("write `true`".into()),
+            "no" | "off" | "n" => fault.help("write `false`".into()),
+            _ => fault,
+        })
     }
 
     integers! {
@@ -260,6 +271,7 @@ impl<'de> Deserializer<'de> for Value<'_> {
         match self.node.kind {
             Kind::Float(n) if n.is_finite() => visitor.visit_f64(n),
             Kind::Int(n) => visitor.visit_f64(n as f64),
+            Kind::Float(_) => Err(self.not("a finite number")),
             _ => Err(self.not("a number")),
         }
     }
@@ -292,7 +304,9 @@ impl<'de> Deserializer<'de> for Value<'_> {
             Kind::Seq(items) => items.as_slice(),
             Kind::Null => &[],
             Kind::Map(_) => {
-                return Err(self.not("a list").help("each entry of a list begins with `- `".into()));
+                return Err(self
+                    .not("a list")
+                    .help("each entry of a list begins with `- `".into()));
             }
             _ => return Err(self.not("a list").help(format!("write `[{}]`", self.node.raw))),
         };
@@ -355,7 +369,10 @@ struct Entries<'a> {
 impl<'de> MapAccess<'de> for Entries<'_> {
     type Error = Fault;
 
-    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, Fault> {
+    fn next_key_seed<K: DeserializeSeed<'de>>(
+        &mut self,
+        seed: K,
+    ) -> Result<Option<K::Value>, Fault> {
         while let Some((entry, rest)) = self.entries.split_first() {
             self.entries = rest;
             if self.skipped.contains(&entry.value.id) {
@@ -388,7 +405,10 @@ struct Items<'a> {
 impl<'de> SeqAccess<'de> for Items<'_> {
     type Error = Fault;
 
-    fn next_element_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<Option<T::Value>, Fault> {
+    fn next_element_seed<T: DeserializeSeed<'de>>(
+        &mut self,
+        seed: T,
+    ) -> Result<Option<T::Value>, Fault> {
         let Some(node) = self.items.get(self.next) else { return Ok(None) };
         let path = self.path.index(self.next);
         self.next += 1;
@@ -445,7 +465,12 @@ impl<'de> Deserializer<'de> for Placeholder {
         visitor: V,
     ) -> Result<V::Value, Fault> {
         let skipped = HashSet::new();
-        visitor.visit_map(Entries { entries: &[], value: None, path: KeyPath::root(), skipped: &skipped })
+        visitor.visit_map(Entries {
+            entries: &[],
+            value: None,
+            path: KeyPath::root(),
+            skipped: &skipped,
+        })
     }
 
     serde::forward_to_deserialize_any! {

@@ -41,7 +41,10 @@ impl Time {
             return Err(bare(text));
         }
         let length = parts(digits).ok_or_else(|| {
-            format!("`{}` is not a time: write it like `100ms`, `1.5s` or `1m30s`", text.escape_debug())
+            format!(
+                "`{}` is not a time: write it like `100ms`, `1.5s` or `1m30s`",
+                text.escape_debug()
+            )
         })?;
         Ok(Self { length, negative })
     }
@@ -84,7 +87,8 @@ fn scaled(number: &str, unit: u128) -> Option<u128> {
     if (whole.is_empty() && fraction.is_empty()) || fraction.contains('.') {
         return None;
     }
-    let mut value = if whole.is_empty() { 0 } else { whole.parse::<u128>().ok()?.checked_mul(unit)? };
+    let mut value =
+        if whole.is_empty() { 0 } else { whole.parse::<u128>().ok()?.checked_mul(unit)? };
     let mut part = unit;
     for digit in fraction.chars() {
         part /= 10;
@@ -99,7 +103,9 @@ pub fn show_duration(time: Duration) -> String {
     if nanos == 0 {
         return "0s".to_owned();
     }
-    for (unit, name) in [(3_600_000_000_000, "h"), (60_000_000_000, "m"), (1_000_000_000, "s"), (1_000_000, "ms")] {
+    for (unit, name) in
+        [(3_600_000_000_000, "h"), (60_000_000_000, "m"), (1_000_000_000, "s"), (1_000_000, "ms")]
+    {
         if nanos.is_multiple_of(unit) {
             return format!("{}{name}", nanos / unit);
         }

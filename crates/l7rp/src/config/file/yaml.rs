@@ -59,7 +59,12 @@ fn options() -> Options {
 
 /// A syntax error in words that fit a configuration file.
 fn syntax(error: &Error, text: &str) -> Wrong {
-    let place = error.location().map_or(0..0, |at| place(at, text));
+    let mut place = error.location().map_or(0..0, |at| place(at, text));
+    if matches!(error, Error::MultipleDocuments { .. })
+        && let Some(at) = text[..place.start].rfind("---")
+    {
+        place = at..at + 3;
+    }
     let (message, help) = explain(error);
     let tab = text[..place.start]
         .rsplit('\n')
@@ -103,13 +108,33 @@ fn explain(error: &Error) -> (String, Option<&'static str>) {
         Error::ExternalMessage { msg, .. } if msg.contains("recursion limit") => {
             (DEEP.into(), None)
         }
-        Error::ExternalMessage { msg, .. } => (format!("not valid YAML: {msg}"), None),
+        Error::ExternalMessage { msg, .. } => (format!("not valid YAML: {msg}"), advice(msg)),
         other => {
             let full = other.to_string();
             let message = full.split(" at line ").next().unwrap_or_default();
             (format!("not valid YAML: {message}"), None)
         }
     }
+}
+
+/// What to do about the syntax errors that people make most.
+fn advice(message: &str) -> Option<&'static str> {
+    [
+        ("tabs disallowed", "YAML is indented with spaces, not with tabs"),
+        (
+            "mapping values are not allowed",
+            "text with `: ` in it must be in quotes; or the indentation is off",
+        ),
+        ("did not find expected key", "keys that belong together are indented by as much"),
+        ("did not find expected '-'", "entries that belong together are indented by as much"),
+        ("unexpected character", "text that begins with this character must be in quotes"),
+        (
+            "trailing content",
+            "a quote in quoted text is doubled in '…' and has a backslash in \"…\"",
+        ),
+    ]
+    .into_iter()
+    .find_map(|(part, advice)| message.contains(part).then_some(advice))
 }
 
 /// The bytes that a location stands for. Some errors know only line and column.
@@ -218,7 +243,11 @@ impl Growth<'_> {
         let kind = match raw.value {
             Raw::Scalar(kind) => kind,
             Raw::Seq(items) => Kind::Seq(
-                items.into_iter().enumerate().map(|(i, raw)| self.node(raw, &path.index(i))).collect(),
+                items
+                    .into_iter()
+                    .enumerate()
+                    .map(|(i, raw)| self.node(raw, &path.index(i)))
+                    .collect(),
             ),
             Raw::Map(entries) => Kind::Map(self.entries(entries, path)),
         };
@@ -247,7 +276,8 @@ impl Growth<'_> {
             let at = path.key(&key);
             if let Some(first) = seen.insert(key.clone(), key_place.start) {
                 let line = 1 + self.text[..first].matches('\n').count();
-                let message = format!("the key `{key}` is there twice; the first is on line {line}");
+                let message =
+                    format!("the key `{key}` is there twice; the first is on line {line}");
                 self.wrongs.push(Wrong::new(at, message).place(key_place));
                 seen.insert(key, first);
                 continue;

@@ -18,7 +18,9 @@ fn every_key_of_the_schema_parses() {
 #[test]
 fn what_cannot_be_served_is_named_with_its_place() {
     insta::assert_snapshot!(accepted(FULL).render_not_yet(Severity::Error, false));
-    let served = route("middleware: [{ headers: { add_request: { X-A: a } } }]\nrewrite: { add_prefix: /a }");
+    let served = route(
+        "middleware: [{ headers: { add_request: { X-A: a } } }]\nrewrite: { add_prefix: /a }",
+    );
     assert!(accepted(&served).not_yet.is_empty());
     // An explicit default counts too; a blank section does not.
     let one = |text: &str| accepted(text).not_yet.len();
@@ -74,7 +76,10 @@ tracing:
     assert_eq!(retry.routes[0].retry.as_ref().map(|retry| retry.max_attempts), Some(3));
     assert_eq!(retry.routes[0].compress.as_ref().map(|compress| compress.min_bytes), Some(1024));
     let active = accepted(&pool("health:\n  active:")).plan;
-    assert_eq!(active.pools[0].active.as_ref().map(|active| active.path.as_str()), Some("/healthz"));
+    assert_eq!(
+        active.pools[0].active.as_ref().map(|active| active.path.as_str()),
+        Some("/healthz")
+    );
 }
 
 #[test]
@@ -122,7 +127,8 @@ fn times() {
         let plan = accepted(&pool(&format!("slow_start: {text}"))).plan;
         assert_eq!(plan.pools[0].slow_start, Duration::from_millis(millis), "{text}");
     }
-    for text in ["1", "s", "1 s", "1s ", "1,5s", "1d", "--1s", "1.2.3s", ".s", "1ss", "5S", "1e3s"] {
+    for text in ["1", "s", "1 s", "1s ", "1,5s", "1d", "--1s", "1.2.3s", ".s", "1ss", "5S", "1e3s"]
+    {
         assert!(check(&pool(&format!("slow_start: \"{text}\""))).is_err(), "{text}");
     }
 }
@@ -188,10 +194,17 @@ fn urls_are_taken_apart() {
 fn routes_that_only_look_alike_are_accepted() {
     for text in [
         rest("  - { name: b, methods: [GET], pool: backend }\n"),
-        rest("  - { name: b, path_prefix: /v1, pool: backend }\n  - { name: c, path_prefix: /v1/, pool: backend }\n"),
-        rest("  - { name: b, host: a.example, header_predicates: [{ name: X, value: \"1\" }], pool: backend }\n  - { name: c, host: a.example, header_predicates: [{ name: X, value: \"2\" }], pool: backend }\n  - { name: d, host: a.example, pool: backend }\n"),
+        rest(
+            "  - { name: b, path_prefix: /v1, pool: backend }\n  - { name: c, path_prefix: /v1/, pool: backend }\n",
+        ),
+        rest(
+            "  - { name: b, host: a.example, header_predicates: [{ name: X, value: \"1\" }], pool: backend }\n  - { name: c, host: a.example, header_predicates: [{ name: X, value: \"2\" }], pool: backend }\n  - { name: d, host: a.example, pool: backend }\n",
+        ),
         rest("  - { name: b, listeners: [other], pool: backend }\n")
-            .replace("upstream_pools:", "  - { name: other, bind: \"127.0.0.1:81\" }\nupstream_pools:")
+            .replace(
+                "upstream_pools:",
+                "  - { name: other, bind: \"127.0.0.1:81\" }\nupstream_pools:",
+            )
             .replace("  - name: all\n", "  - name: all\n    listeners: [http]\n"),
     ] {
         accepted(&text);
@@ -234,7 +247,10 @@ fn a_file_is_loaded_or_the_reason_is_told() {
         told("gone.yaml"),
         "error: cannot read the configuration DIR/gone.yaml: No such file or directory (os error 2)\n"
     );
-    assert_eq!(told("."), "error: cannot read the configuration DIR/.: Is a directory (os error 21)\n");
+    assert_eq!(
+        told("."),
+        "error: cannot read the configuration DIR/.: Is a directory (os error 21)\n"
+    );
     assert_eq!(
         told("latin1.yaml"),
         "error: the configuration DIR/latin1.yaml is not UTF-8 text: line 2\n"
@@ -254,7 +270,14 @@ fn flags_make_a_plan() {
             "--max-in-flight: must be at least 1",
         ]
     );
-    assert_eq!(from_flags("[::]:80", " ,", 1).unwrap_err(), ["--backends: at least one URL is needed"]);
+    assert_eq!(
+        from_flags("[::]:80", "https://a", 1).unwrap_err(),
+        ["--backends https://a: this version cannot serve the scheme yet"]
+    );
+    assert_eq!(
+        from_flags("[::]:80", " ,", 1).unwrap_err(),
+        ["--backends: at least one URL is needed"]
+    );
 }
 
 #[test]

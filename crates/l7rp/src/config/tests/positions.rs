@@ -62,10 +62,10 @@ colour: red
 
 #[test]
 fn columns_count_characters_and_lines_may_end_in_any_way() {
-    assert_eq!(
-        places("# ä\r\nadmin: { \"ключ\": 1, bind: x }\r\n")[0],
-        "2:10 admin.ключ: unknown key `ключ`"
-    );
+    let told = places("# ä\r\nadmin: { \"ключ\": 1, bind: x }\r\n");
+    assert!(told.contains(&"2:10 admin.ключ: unknown key `ключ`".to_owned()), "{told:?}");
+    let bind = "2:27 admin.bind: `x` is not an address to listen on";
+    assert!(told.contains(&bind.to_owned()), "{told:?}");
     assert_eq!(
         places("\u{feff}workers: none\n").last().map(String::as_str),
         Some("1:11 workers: expected `auto` or a number of threads, found the text `none`")
@@ -101,21 +101,22 @@ fn what_only_follows_from_another_error_is_not_told() {
         (rest("").replace("name: backend", "nmae: backend"), "unknown key `nmae`"),
         (rest("").replace("upstream_pools:", "upstream_pool:"), "unknown key `upstream_pool`"),
         (rest("").replace("upstreams:", "upstream:"), "unknown key `upstream`"),
-        (rest("").replace("  - name: backend\n    upstreams", "  - 5\n  - upstreams_"), ""),
         (rest("").replace("routes:", "route:"), "unknown key `route`"),
         (rest("").replace("listeners:", "listener:"), "unknown key `listener`"),
+        (rest("").replace("- name: backend\n    ", "- "), "`name` is missing"),
         // The two routes differ, in what could not be read.
         (rest("  - { name: b, host: 5, pool: backend }\n"), "expected text, found the number `5`"),
         (rest("  - { name: b, host: \"a:1\", pool: backend }\n"), "a host has no port here: `a:1`"),
         (rest("  - { name: b, hots: a.example, pool: backend }\n"), "unknown key `hots`"),
         (pool("health: { activ: {}, passive: {} }"), "unknown key `activ`"),
-        (pool("health: { active: 5, passive: {} }"), "expected a section with keys (`path`, `method`, `interval`, …), found the number `5`"),
+        (
+            pool("health: { active: 5, passive: {} }"),
+            "expected a section with keys (`path`, `method`, `interval`, …), found the number `5`",
+        ),
     ] {
         let refused = check(&text).unwrap_err();
         let told: Vec<&str> = refused.wrongs.iter().map(|wrong| wrong.message.as_str()).collect();
-        if !only.is_empty() {
-            assert_eq!(told, [only], "{text}");
-        }
+        assert_eq!(told, [only], "{text}");
     }
 }
 

@@ -35,12 +35,13 @@ fn look(path: &std::path::Path, written: &str, what: Pem) -> Result<(), Complain
     };
     let size = std::fs::metadata(path).map_err(unreadable)?.len();
     if size > LARGEST {
-        return Err(Complaint::new(format!("`{written}` is too large for a PEM file: {size} bytes")));
+        return Err(Complaint::new(format!(
+            "`{written}` is too large for a PEM file: {size} bytes"
+        )));
     }
     let bytes = std::fs::read(path).map_err(unreadable)?;
-    pem(&String::from_utf8_lossy(&bytes), what).map_err(|problem| {
-        Complaint::new(format!("`{written}` {problem}"))
-    })
+    pem(&String::from_utf8_lossy(&bytes), what)
+        .map_err(|problem| Complaint::new(format!("`{written}` {problem}")))
 }
 
 /// Whether a block of the right kind is there and looks like base64 of DER.
@@ -86,7 +87,10 @@ fn is_der(body: &str) -> bool {
     let data = digits.strip_suffix(b"==").or_else(|| digits.strip_suffix(b"=")).unwrap_or(&digits);
     let allowed = |b: &u8| b.is_ascii_alphanumeric() || *b == b'+' || *b == b'/';
     // DER of these begins with a SEQUENCE, whose tag 0x30 is an `M` in base64.
-    digits.len() >= 16 && digits.len().is_multiple_of(4) && data.iter().all(allowed) && data[0] == b'M'
+    digits.len() >= 16
+        && digits.len().is_multiple_of(4)
+        && data.iter().all(allowed)
+        && data[0] == b'M'
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Names and values of header fields.
 
-use super::words::is_token;
 use super::Complaint;
+use super::words::is_token;
 
 /// Fields that frame a message or belong to one connection: the proxy writes them itself.
 const OURS: [&str; 8] = [
@@ -45,7 +45,8 @@ pub(super) fn value(text: &str) -> Result<(), Complaint> {
             return Err(Complaint::new("a header value cannot have a line break"));
         }
         if c.is_control() && c != '\t' {
-            let message = format!("a header value cannot have the character `{}`", c.escape_debug());
+            let message =
+                format!("a header value cannot have the character `{}`", c.escape_debug());
             return Err(Complaint::new(message));
         }
     }

@@ -20,7 +20,10 @@ pub(super) fn check(check: &mut Check<'_>, written: &Written, at: &KeyPath) -> H
         check.complain(&passive_at, complaint.help(help));
     }
     Health {
-        active: written.active.as_ref().map(|active| self::active(check, active, &at.key("active"))),
+        active: written
+            .active
+            .as_ref()
+            .map(|active| self::active(check, active, &at.key("active"))),
         passive: written.passive.as_ref().map(|passive| self::passive(check, passive, &passive_at)),
     }
 }
@@ -51,7 +54,8 @@ fn active(check: &mut Check<'_>, written: &Active, at: &KeyPath) -> ActiveHealth
         method: written.method.clone(),
         interval,
         timeout,
-        healthy_threshold: check.at_least_one(written.healthy_threshold, &at.key("healthy_threshold")),
+        healthy_threshold: check
+            .at_least_one(written.healthy_threshold, &at.key("healthy_threshold")),
         unhealthy_threshold: check
             .at_least_one(written.unhealthy_threshold, &at.key("unhealthy_threshold")),
         expected_status: check.statuses(&written.expected_status, &status_at),
@@ -60,7 +64,8 @@ fn active(check: &mut Check<'_>, written: &Active, at: &KeyPath) -> ActiveHealth
 
 fn passive(check: &mut Check<'_>, written: &Passive, at: &KeyPath) -> PassiveHealth {
     PassiveHealth {
-        error_threshold: check.share_above_zero(written.error_threshold, &at.key("error_threshold")),
+        error_threshold: check
+            .share_above_zero(written.error_threshold, &at.key("error_threshold")),
         latency_threshold_p99: check
             .time(written.latency_threshold_p99, &at.key("latency_threshold_p99")),
         half_life: check.time_above_zero(written.half_life, &at.key("half_life")),
@@ -113,12 +118,17 @@ impl Check<'_> {
                 StatusSpec::Class(class) => ranges.push((class * 100, class * 100 + 99)),
                 StatusSpec::Code(code) => match u16::try_from(*code) {
                     Ok(code) if (100..=599).contains(&code) => ranges.push((code, code)),
-                    _ => self.wrong(&at.index(i), format!("a status is from 100 to 599, is {code}")),
+                    _ => {
+                        self.wrong(&at.index(i), format!("a status is from 100 to 599, is {code}"))
+                    }
                 },
                 StatusSpec::Other(text) => {
                     let complaint =
                         Complaint::new(format!("`{}` is not a status", text.escape_debug()));
-                    self.complain(&at.index(i), complaint.help("write `503`, or `5xx` for a class"));
+                    self.complain(
+                        &at.index(i),
+                        complaint.help("write `503`, or `5xx` for a class"),
+                    );
                 }
             }
         }

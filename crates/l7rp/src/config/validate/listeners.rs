@@ -165,11 +165,13 @@ fn version(check: &mut Check<'_>, written: &str, at: &KeyPath) -> TlsVersion {
         "1.3" => return TlsVersion::V13,
         "1.2" => {}
         "1.0" | "1.1" | "1" | "TLS1.0" | "TLS1.1" | "TLSv1.0" | "TLSv1.1" | "SSLv3" => {
-            let complaint = Complaint::new(format!("`min_version` cannot be below 1.2, is {written}"));
+            let complaint =
+                Complaint::new(format!("`min_version` cannot be below 1.2, is {written}"));
             check.complain(at, complaint.help(HELP));
         }
         other => {
-            let complaint = Complaint::new(format!("unknown TLS version `{}`", other.escape_debug()));
+            let complaint =
+                Complaint::new(format!("unknown TLS version `{}`", other.escape_debug()));
             check.complain(at, complaint.help(HELP));
         }
     }
@@ -216,7 +218,10 @@ fn autocert(check: &mut Check<'_>, written: &AutocertSection, at: &KeyPath) -> A
     if let Some(url) = &written.directory_url
         && !url.starts_with("https://")
     {
-        check.wrong(&at.key("directory_url"), format!("must begin with `https://`, is `{url}`"));
+        check.wrong(
+            &at.key("directory_url"),
+            format!("`directory_url` must begin with `https://`, is `{url}`"),
+        );
     }
     let ca_file = written.ca_file.as_ref();
     Autocert {

@@ -128,7 +128,11 @@ fn retry(check: &mut Check<'_>, written: &RetrySection, at: &KeyPath) -> Retry {
         max_attempts: u32::try_from(written.max_attempts).unwrap_or(1),
         methods: check.methods(&written.retry_methods, &at.key("retry_methods")),
         retry_on,
-        max_replayable_body: check.size(written.max_replayable_body, 0, &at.key("max_replayable_body")),
+        max_replayable_body: check.size(
+            written.max_replayable_body,
+            0,
+            &at.key("max_replayable_body"),
+        ),
         hedge_after: check.time(written.hedge_after, &at.key("hedge_after")),
         hedge_after_percentile: percentile,
         hedgeable,
@@ -172,7 +176,8 @@ fn compress(check: &mut Check<'_>, written: &CompressSection, at: &KeyPath) -> C
     let at = at.key("skip_content_types");
     for (i, kind) in written.skip_content_types.iter().enumerate() {
         if kind.split('/').filter(|part| !part.is_empty()).count() != 2 {
-            let complaint = Complaint::new(format!("`{}` is not a media type", kind.escape_debug()));
+            let complaint =
+                Complaint::new(format!("`{}` is not a media type", kind.escape_debug()));
             check.complain(&at.index(i), complaint.help("write it like `image/png` or `image/*`"));
         }
     }

@@ -14,13 +14,15 @@ pub(in crate::config) fn bind(text: &str) -> Result<Bind, Complaint> {
         if path.starts_with('/') {
             return Ok(Bind::Unix(PathBuf::from(path)));
         }
-        let complaint = Complaint::new(format!("the path of a Unix socket must be absolute: `{path}`"));
+        let complaint =
+            Complaint::new(format!("the path of a Unix socket must be absolute: `{path}`"));
         return Err(complaint.help("write it like `unix:/run/l7rp.sock`"));
     }
     if let Ok(address) = text.parse::<SocketAddr>() {
         return Ok(Bind::Tcp(address));
     }
-    let complaint = Complaint::new(format!("`{}` is not an address to listen on", text.escape_debug()));
+    let complaint =
+        Complaint::new(format!("`{}` is not an address to listen on", text.escape_debug()));
     Err(complaint.help(match text.rsplit_once(':') {
         Some(("" | "*", port)) if is_port(port) => {
             format!("write `0.0.0.0:{port}` for all IPv4 addresses, `[::]:{port}` for all addresses")
@@ -44,7 +46,8 @@ pub(super) fn cidr(text: &str) -> Result<IpNet, Complaint> {
         return Ok(net.trunc());
     }
     text.parse::<IpAddr>().map(IpNet::from).map_err(|_| {
-        let complaint = Complaint::new(format!("`{}` is not a range of addresses", text.escape_debug()));
+        let complaint =
+            Complaint::new(format!("`{}` is not a range of addresses", text.escape_debug()));
         complaint.help("write it like `10.0.0.0/8`, `2001:db8::/32` or `192.0.2.1`")
     })
 }
@@ -98,7 +101,9 @@ fn host(text: &str) -> Result<Host, Complaint> {
         return Ok(Host::V4(name));
     }
     if !name.is_ascii() {
-        return Err(not_a_host(text).help("write it in its ASCII form (`xn--…`), as clients send it"));
+        return Err(
+            not_a_host(text).help("write it in its ASCII form (`xn--…`), as clients send it")
+        );
     }
     let good = |label: &str| {
         (1..=63).contains(&label.len())
@@ -144,7 +149,9 @@ pub(super) fn authority(text: &str) -> Result<(String, Option<u16>), Complaint> 
         None => match text.split_once(':') {
             Some((_, port)) if port.contains(':') => {
                 let complaint = not_a_host(text);
-                return Err(complaint.help("an IPv6 address must be in brackets, like `[::1]:8080`"));
+                return Err(
+                    complaint.help("an IPv6 address must be in brackets, like `[::1]:8080`")
+                );
             }
             Some((name, port)) => (name, Some(port)),
             None => (text, None),
@@ -173,7 +180,8 @@ pub(super) fn authority(text: &str) -> Result<(String, Option<u16>), Complaint> 
 /// `host:port`, both needed.
 pub(super) fn host_port(text: &str) -> Result<(String, u16), Complaint> {
     if text.contains("://") {
-        let complaint = Complaint::new(format!("expected `host:port`, found a URL: `{}`", text.escape_debug()));
+        let complaint =
+            Complaint::new(format!("expected `host:port`, found a URL: `{}`", text.escape_debug()));
         return Err(complaint.help("leave out the scheme and the path"));
     }
     match authority(text)? {
@@ -198,7 +206,8 @@ pub(in crate::config) struct Url {
 pub(in crate::config) fn upstream_url(text: &str) -> Result<Url, Complaint> {
     const SCHEMES: &str = "the schemes are `http`, `https` and `h2c`";
     let Some((scheme, rest)) = text.split_once("://") else {
-        let complaint = Complaint::new(format!("`{}` is not a URL: it has no scheme", text.escape_debug()));
+        let complaint =
+            Complaint::new(format!("`{}` is not a URL: it has no scheme", text.escape_debug()));
         return Err(complaint.help(format!("write `http://{}`", text.escape_debug())));
     };
     let (scheme, default_port) = match scheme.to_ascii_lowercase().as_str() {
@@ -218,7 +227,8 @@ pub(in crate::config) fn upstream_url(text: &str) -> Result<Url, Complaint> {
     }
     let (place, path) = rest.find('/').map_or((rest, ""), |at| rest.split_at(at));
     if place.contains('@') {
-        let complaint = Complaint::new("the URL of an upstream cannot have user info (`user:password@`)");
+        let complaint =
+            Complaint::new("the URL of an upstream cannot have user info (`user:password@`)");
         return Err(complaint.help("add an `Authorization` header with the `headers` middleware"));
     }
     let (host, port) = authority(place)?;

@@ -20,7 +20,8 @@ pub(super) fn check(check: &mut Check<'_>, file: &File) -> Vec<Pool> {
     for (i, written) in file.upstream_pools.iter().enumerate() {
         let at = around.index(i);
         let pool = pool(check, written, &at, &mut names);
-        let used = |route: &crate::config::file::RouteSection| route.pool.as_ref() == Some(&pool.name);
+        let used =
+            |route: &crate::config::file::RouteSection| route.pool.as_ref() == Some(&pool.name);
         if !pool.name.is_empty() && !file.routes.iter().any(used) && !check.doubtful("routes") {
             check.warn(&at.key("name"), format!("no route uses the pool `{}`", pool.name));
         }
@@ -39,11 +40,10 @@ fn pool(check: &mut Check<'_>, written: &PoolSection, at: &KeyPath, names: &mut 
         name,
         selector: selector(check, &written.selector, &at.key("selector")),
         upstreams: upstreams(check, written, at),
-        connect_timeout: check.time_above_zero(written.connect_timeout.0, &at.key("connect_timeout")),
-        response_header_timeout: check.time_above_zero(
-            written.response_header_timeout.0,
-            &at.key("response_header_timeout"),
-        ),
+        connect_timeout: check
+            .time_above_zero(written.connect_timeout.0, &at.key("connect_timeout")),
+        response_header_timeout: check
+            .time_above_zero(written.response_header_timeout.0, &at.key("response_header_timeout")),
         protocol: match written.protocol {
             Protocol::Auto => UpstreamProtocol::Auto,
             Protocol::Http1 => UpstreamProtocol::Http1,
@@ -72,11 +72,7 @@ fn pool(check: &mut Check<'_>, written: &PoolSection, at: &KeyPath, names: &mut 
     }
 }
 
-pub(super) fn selector(
-    check: &mut Check<'_>,
-    written: &SelectorSection,
-    at: &KeyPath,
-) -> Selector {
+pub(super) fn selector(check: &mut Check<'_>, written: &SelectorSection, at: &KeyPath) -> Selector {
     let key_at = at.key("hash_key");
     let hash_key = match &written.hash_key {
         Some(text) => check.or_complain(hash_key(text), &key_at),
@@ -117,6 +113,9 @@ fn hash_key(text: &str) -> Result<HashKey, Complaint> {
     const HELP: &str = "write `client_ip`, `header:NAME` or `cookie:NAME`";
     match text.split_once(':') {
         None if text == "client_ip" => Ok(HashKey::ClientIp),
+        Some((kind @ ("header" | "cookie"), "")) => {
+            Err(Complaint::new(format!("there is no name after `{kind}:`")))
+        }
         Some(("header", name)) => headers::name(name).map(HashKey::Header),
         Some(("cookie", name)) if words::is_token(name) => Ok(HashKey::Cookie(name.to_owned())),
         Some(("cookie", name)) => {
@@ -198,7 +197,8 @@ fn host_header(check: &mut Check<'_>, written: Option<&str>, at: &KeyPath) -> Ho
         Some("upstream") => HostHeader::Upstream,
         Some(literal) => {
             let good = net::authority(literal).map_err(|_| {
-                let complaint = Complaint::new(format!("`{}` cannot be a Host", literal.escape_debug()));
+                let complaint =
+                    Complaint::new(format!("`{}` cannot be a Host", literal.escape_debug()));
                 complaint.help("write `preserve`, `upstream`, or a host with or without a port")
             });
             check.or_complain(good, at);
@@ -207,11 +207,7 @@ fn host_header(check: &mut Check<'_>, written: Option<&str>, at: &KeyPath) -> Ho
     }
 }
 
-fn upstream_tls(
-    check: &mut Check<'_>,
-    written: &UpstreamTlsSection,
-    at: &KeyPath,
-) -> UpstreamTls {
+fn upstream_tls(check: &mut Check<'_>, written: &UpstreamTlsSection, at: &KeyPath) -> UpstreamTls {
     let (cert_at, key_at) = (at.key("client_cert_file"), at.key("client_key_file"));
     let cert = written.client_cert_file.as_ref();
     let cert = cert.map(|file| check.pem(file, Pem::Certificate, &cert_at));
@@ -223,7 +219,7 @@ fn upstream_tls(
         check.wrong(&key_at, "`client_key_file` needs `client_cert_file`");
     }
     if written.insecure_skip_verify {
-        let message = "anybody between here and the upstream can read and change everything";
+        let message = "with `insecure_skip_verify` anybody between here and the upstream can read and change everything";
         check.warn(&at.key("insecure_skip_verify"), message);
     }
     let ca_at = at.key("ca_file");

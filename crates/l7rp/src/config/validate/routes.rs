@@ -107,7 +107,11 @@ fn host(check: &mut Check<'_>, written: Option<&str>, at: &KeyPath) -> HostPatte
     }
 }
 
-fn predicates(check: &mut Check<'_>, written: &RouteSection, at: &KeyPath) -> Vec<(String, String)> {
+fn predicates(
+    check: &mut Check<'_>,
+    written: &RouteSection,
+    at: &KeyPath,
+) -> Vec<(String, String)> {
     let mut predicates = Vec::with_capacity(written.header_predicates.len());
     for (i, predicate) in written.header_predicates.iter().enumerate() {
         let at = at.index(i);
@@ -166,11 +170,11 @@ fn action(check: &mut Check<'_>, file: &File, written: &RouteSection, at: &KeyPa
 
 fn redirect(check: &mut Check<'_>, scheme: &str, code: i64, at: &KeyPath) -> Action {
     if !matches!(scheme, "http" | "https") {
-        let message = format!("must be `http` or `https`, is `{}`", scheme.escape_debug());
+        let message = format!("`scheme` must be `http` or `https`, is `{}`", scheme.escape_debug());
         check.wrong(&at.key("scheme"), message);
     }
     if !matches!(code, 301 | 302 | 303 | 307 | 308) {
-        let message = format!("must be 301, 302, 303, 307 or 308, is {code}");
+        let message = format!("`code` must be 301, 302, 303, 307 or 308, is {code}");
         check.wrong(&at.key("code"), message);
     }
     Action::Redirect { scheme: scheme.to_owned(), code: u16::try_from(code).unwrap_or(308) }
@@ -224,7 +228,10 @@ fn hops(
         listener.name.as_deref().unwrap_or_default()
     );
     let help = "`trusted_proxies` finds the client already; leave `trust_proxy_hops` out";
-    check.complain(&at.key("rate_limit").key("trust_proxy_hops"), Complaint::new(message).help(help));
+    check.complain(
+        &at.key("rate_limit").key("trust_proxy_hops"),
+        Complaint::new(message).help(help),
+    );
 }
 
 /// Complains about a route that an earlier one makes ambiguous or unreachable.
@@ -241,7 +248,8 @@ fn shadows(check: &mut Check<'_>, earlier: &[Route], route: &Route, at: &KeyPath
         if set(&first.methods) == set(&route.methods)
             && set(&first.predicates) == set(&route.predicates)
         {
-            let message = format!("the route `{}` matches exactly what {place} matches", route.name);
+            let message =
+                format!("the route `{}` matches exactly what {place} matches", route.name);
             let help = "host, path_prefix, methods and header_predicates are the same";
             check.ambiguous(&first_at, at, Complaint::new(message).help(help));
             return;
@@ -263,7 +271,8 @@ fn shadows(check: &mut Check<'_>, earlier: &[Route], route: &Route, at: &KeyPath
 impl Check<'_> {
     /// Complains about two routes, unless what tells them apart could not be read.
     fn ambiguous(&mut self, first: &KeyPath, second: &KeyPath, complaint: Complaint) {
-        const KEYS: [&str; 5] = ["listeners", "host", "path_prefix", "methods", "header_predicates"];
+        const KEYS: [&str; 5] =
+            ["listeners", "host", "path_prefix", "methods", "header_predicates"];
         let clear = |at: &KeyPath| {
             KEYS.iter().all(|key| {
                 let at = at.key(key);

@@ -20,7 +20,7 @@ pub(super) fn check(
         .enumerate()
         .map(|(i, written)| pool(check, written, &around.index(i), &mut names))
         .collect();
-    let mut names = Unique::new("TCP listener name");
+    let mut names = Unique::new("listener name");
     for (i, listener) in file.listeners.iter().enumerate() {
         if let Some(name) = &listener.name {
             let at = KeyPath::root().key("listeners").index(i).key("name");
@@ -41,7 +41,12 @@ pub(super) fn check(
     (listeners, pools)
 }
 
-fn pool(check: &mut Check<'_>, written: &TcpPoolSection, at: &KeyPath, names: &mut Unique) -> TcpPool {
+fn pool(
+    check: &mut Check<'_>,
+    written: &TcpPoolSection,
+    at: &KeyPath,
+    names: &mut Unique,
+) -> TcpPool {
     let name = check.name(written.name.as_ref(), at, names);
     check.not_empty(written.upstreams.is_empty(), at, written.name.as_deref());
     let around = at.key("upstreams");
@@ -63,7 +68,8 @@ fn pool(check: &mut Check<'_>, written: &TcpPoolSection, at: &KeyPath, names: &m
     TcpPool {
         name,
         selector: selector(check, &written.selector, &at.key("selector")),
-        connect_timeout: check.time_above_zero(written.connect_timeout.0, &at.key("connect_timeout")),
+        connect_timeout: check
+            .time_above_zero(written.connect_timeout.0, &at.key("connect_timeout")),
         upstreams,
     }
 }

@@ -11,7 +11,10 @@ pub(super) fn is_token(text: &str) -> bool {
 /// A name of our own things: it ends up in logs and in the labels of metrics.
 pub(super) fn name(text: &str) -> Result<(), Complaint> {
     if text.chars().any(char::is_control) {
-        return Err(Complaint::new(format!("the name `{}` has a control character", text.escape_debug())));
+        return Err(Complaint::new(format!(
+            "the name `{}` has a control character",
+            text.escape_debug()
+        )));
     }
     if text.trim() != text {
         return Err(Complaint::new(format!("the name `{text}` begins or ends with a space")));
@@ -30,7 +33,8 @@ pub(super) fn method(text: &str) -> Result<(), Complaint> {
         return Err(Complaint::new(format!("`{upper}` is never forwarded")));
     }
     if upper != text && USUAL.contains(&upper.as_str()) {
-        let complaint = Complaint::new(format!("methods are case-sensitive: `{text}` is not `{upper}`"));
+        let complaint =
+            Complaint::new(format!("methods are case-sensitive: `{text}` is not `{upper}`"));
         return Err(complaint.help(format!("write `{upper}`")));
     }
     Ok(())
@@ -38,8 +42,12 @@ pub(super) fn method(text: &str) -> Result<(), Complaint> {
 
 /// The path of a request, or its beginning.
 pub(super) fn path(text: &str) -> Result<(), Complaint> {
+    if text.is_empty() {
+        return Err(Complaint::new("a path cannot be empty").help("write `/` for every path"));
+    }
     if !text.starts_with('/') {
-        let complaint = Complaint::new(format!("`{}` does not start with `/`", text.escape_debug()));
+        let complaint =
+            Complaint::new(format!("`{}` does not start with `/`", text.escape_debug()));
         return Err(complaint.help(format!("write `/{}`", text.escape_debug())));
     }
     for c in text.chars() {
@@ -48,8 +56,10 @@ pub(super) fn path(text: &str) -> Result<(), Complaint> {
             '#' => return Err(Complaint::new("a fragment (`#`) is never sent by clients")),
             '!'..='~' => {}
             _ => {
-                let complaint = Complaint::new(format!("`{}` cannot be in a path", c.escape_debug()));
-                return Err(complaint.help("write it as clients send it, percent-encoded (`%20` for a space)"));
+                let complaint =
+                    Complaint::new(format!("`{}` cannot be in a path", c.escape_debug()));
+                return Err(complaint
+                    .help("write it as clients send it, percent-encoded (`%20` for a space)"));
             }
         }
     }
