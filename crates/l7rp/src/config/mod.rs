@@ -1,4 +1,142 @@
-//! Configuration: as written ([`file`]), as meant ([`plan`]), and what is wrong with it
-//! ([`wrong`]).
+//! Configuration: as written ([`file`]), as meant ([`plan`]), what makes the one into the
+//! other ([`validate`]), what is wrong ([`wrong`]), and what cannot be served yet
+//! ([`needs`]).
 
+pub mod file;
+pub mod flags;
+pub mod needs;
 pub mod plan;
+pub mod validate;
+pub mod wrong;
+
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+pub use flags::from_flags;
+pub use plan::Plan;
+pub use wrong::{Refused, Severity, Wrong};
+
+/// The text of a configuration, and what to call it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Source {
+    /// The path as the user gave it.
+    pub name: String,
+    /// All of it.
+    pub text: String,
+}
+
+/// Whether the files that a configuration names are looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Files {
+    /// Certificates, keys and CAs must be readable.
+    Check,
+    /// They need not exist here: the check runs elsewhere than the proxy.
+    Ignore,
+}
+
+/// A configuration that was taken.
+#[derive(Clone, Debug)]
+pub struct Loaded {
+    /// What it means.
+    pub plan: Plan,
+    /// What this version cannot serve: with any of it, serving must not begin.
+    pub not_yet: Vec<Wrong>,
+    /// What is worth a look.
+    pub warnings: Vec<Wrong>,
+    /// The text, to show these in.
+    pub source: Source,
+}
+
+impl Loaded {
+    /// What cannot be served, for people; empty if all can.
+    pub fn render_not_yet(&self, severity: Severity, color: bool) -> String {
+        self.render(&self.not_yet, severity, color)
+    }
+
+    /// The warnings, for people; empty if there are none.
+    pub fn render_warnings(&self, color: bool) -> String {
+        self.render(&self.warnings, Severity::Warning, color)
+    }
+
+    fn render(&self, wrongs: &[Wrong], severity: Severity, color: bool) -> String {
+        let mut out = String::new();
+        for wrong in wrongs {
+            out.push_str(&wrong.render(&self.source, severity, color));
+            out.push_str("\n\n");
+        }
+        out
+    }
+}
+
+/// Why a configuration was not taken.
+#[derive(Debug)]
+pub enum LoadError {
+    /// The file cannot be read: a message with the path and the system's words.
+    Unreadable(String),
+    /// It can, but is wrong.
+    Refused(Refused),
+}
+
+impl LoadError {
+    /// For people.
+    pub fn render(&self, color: bool) -> String {
+        match self {
+            Self::Unreadable(message) => format!("error: {message}\n"),
+            Self::Refused(refused) => refused.render(color),
+        }
+    }
+}
+
+impl fmt::Display for LoadError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.render(false))
+    }
+}
+
+impl std::error::Error for LoadError {}
+
+/// Reads and checks a file. Files that it names are looked for beside it.
+pub fn load(path: &Path, files: Files) -> Result<Loaded, LoadError> {
+    let name = path.display().to_string();
+    let bytes = std::fs::read(path)
+        .map_err(|e| LoadError::Unreadable(format!("cannot read the configuration {name}: {e}")))?;
+    let text = String::from_utf8(bytes).map_err(|e| {
+        let valid = e.utf8_error().valid_up_to();
+        let line = 1 + e.as_bytes()[..valid].iter().filter(|b| **b == b'\n').count();
+        LoadError::Unreadable(format!("the configuration {name} is not UTF-8 text: line {line}"))
+    })?;
+    let base = path.parent().map_or_else(PathBuf::new, Path::to_path_buf);
+    parse(&Source { name, text }, &base, files).map_err(LoadError::Refused)
+}
+
+/// Checks a text. Files that it names are looked for in `base`.
+pub fn parse(source: &Source, base: &Path, files: Files) -> Result<Loaded, Refused> {
+    let refuse = |wrongs| Refused::new(source.clone(), wrongs);
+    let (tree, mut wrongs) = file::parse(&source.text).map_err(|wrong| refuse(vec![wrong]))?;
+    let mut reading = file::read(&tree);
+    wrongs.append(&mut reading.wrongs);
+    if reading.gave_up {
+        return Err(refuse(wrongs));
+    }
+    // A key that is there twice has a doubtful value: nothing is to follow from it.
+    reading.poisoned.extend(wrongs.iter().map(|wrong| wrong.path.clone()));
+    let checked = validate::plan(&reading, &tree, base, files);
+    wrongs.extend(checked.wrongs);
+    match checked.plan {
+        Some(plan) if wrongs.is_empty() => Ok(Loaded {
+            plan,
+            not_yet: needs::unsupported(&tree),
+            warnings: checked.warnings,
+            source: source.clone(),
+        }),
+        _ => Err(refuse(wrongs)),
+    }
+}
+
+/// JSON Schema of the file, for editors.
+pub fn schema() -> serde_json::Value {
+    schemars::schema_for!(file::File).to_value()
+}

@@ -1,0 +1,312 @@
+//! The configuration as it is written: the structs mirror the file key by key, nothing is
+//! checked beyond types. This module and its children are the only ones that know YAML.
+//!
+//! Keys that must be there are `Option`s all the same: their absence is found by the checks
+//! of the parent module, so that one missing key does not hide what is wrong elsewhere. The
+//! doc comments are the descriptions in the JSON schema.
+
+mod near;
+mod nodes;
+mod pools;
+mod reader;
+mod routes;
+mod units;
+mod yaml;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Deserializer, Serialize};
+
+pub use near::nearest;
+pub use nodes::{Entry, KeyPath, Kind, Node, Place, Step, Tree};
+pub use pools::{
+    Active, Algorithm, CircuitBreaker, DnsSection, Health, KeepaliveSection, Passive, PoolSection,
+    Protocol, RetryBudgetSection, SelectorSection, TcpListenerSection, TcpPoolSection,
+    TcpUpstreamSection, UpstreamSection, UpstreamTlsSection,
+};
+pub use reader::{Reading, read};
+pub use routes::{
+    CompressSection, HeadersSection, MiddlewareItem, Predicate, RateLimitSection, RedirectSection,
+    RespondSection, RetrySection, RewriteSection, RouteSection, RouteTimeouts, Scope,
+};
+pub use units::{Fields, Size, StatusSpec, Time, WorkerCount, show_duration};
+pub use yaml::parse;
+
+/// Configuration of l7rp.
+#[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+#[schemars(title = "l7rp configuration")]
+pub struct File {
+    /// Where HTTP requests come in.
+    pub listeners: Vec<ListenerSection>,
+    /// Groups of upstreams that serve the same thing.
+    pub upstream_pools: Vec<PoolSection>,
+    /// Which requests go where.
+    pub routes: Vec<RouteSection>,
+    /// Where TCP connections come in.
+    pub tcp_listeners: Vec<TcpListenerSection>,
+    /// Groups of upstreams for TCP connections.
+    pub tcp_pools: Vec<TcpPoolSection>,
+    /// Metrics, health and status of the proxy itself.
+    pub admin: AdminSection,
+    /// Bounds of the whole process.
+    pub limits: ProcessLimits,
+    /// How to stop.
+    pub drain: DrainSection,
+    /// Data-plane threads: `auto` (one for each core) or a number.
+    pub workers: WorkerCount,
+    /// One log line for each request.
+    pub access_log: AccessLogSection,
+    /// Export of OpenTelemetry spans.
+    pub tracing: TracingSection,
+}
+
+/// Where HTTP requests come in.
+#[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ListenerSection {
+    /// Name, unique among the listeners.
+    #[schemars(required)]
+    pub name: Option<String>,
+    /// Address: `127.0.0.1:8080`, `[::]:80` or `unix:/run/l7rp.sock`.
+    #[schemars(required)]
+    pub bind: Option<String>,
+    /// TLS termination; absent: cleartext.
+    #[serde(default, deserialize_with = "section")]
+    pub tls: Option<TlsSection>,
+    /// Deadlines of a client connection.
+    #[serde(default)]
+    pub timeouts: ListenerTimeoutsSection,
+    /// Serve HTTP/3 too; needs `tls`.
+    #[serde(default)]
+    pub enable_http3: bool,
+    /// CIDRs of the proxies in front whose `X-Forwarded-*`, `Forwarded` and `X-Request-ID`
+    /// are believed.
+    #[serde(default)]
+    pub trusted_proxies: Vec<String>,
+    /// Expect PROXY protocol v1 or v2 from `trusted_proxies`.
+    #[serde(default)]
+    pub proxy_protocol: bool,
+    /// Connections at once; 0: half of the descriptor limit.
+    #[serde(default)]
+    pub max_connections: u32,
+    /// Bounds of one request.
+    #[serde(default)]
+    pub limits: MessageLimitsSection,
+    /// Requests in progress on this listener; 0: no limit. Beyond it the answer is 503.
+    #[serde(default)]
+    pub max_in_flight: u32,
+}
+
+/// TLS termination.
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct TlsSection {
+    /// Lowest version accepted: "1.2" or "1.3", in quotes.
+    pub min_version: String,
+    /// Certificates from files; the first is used for unknown names.
+    pub certs: Vec<CertSection>,
+    /// Certificates by ACME.
+    #[serde(deserialize_with = "section")]
+    pub autocert: Option<AutocertSection>,
+    /// Certificates asked of clients.
+    #[serde(deserialize_with = "section")]
+    pub client_auth: Option<ClientAuthSection>,
+}
+
+impl Default for TlsSection {
+    fn default() -> Self {
+        Self { min_version: "1.2".into(), certs: Vec::new(), autocert: None, client_auth: None }
+    }
+}
+
+/// A certificate chain and its key.
+#[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CertSection {
+    /// PEM file with the chain.
+    #[schemars(required)]
+    pub cert: Option<String>,
+    /// PEM file with the key.
+    #[schemars(required)]
+    pub key: Option<String>,
+    /// Names it is served for; empty: those in the certificate.
+    #[serde(default)]
+    pub hosts: Vec<String>,
+}
+
+/// Certificates by ACME.
+#[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AutocertSection {
+    /// Directory where keys and certificates are kept.
+    #[schemars(required)]
+    pub cache_dir: Option<String>,
+    /// Names that certificates may be asked for.
+    #[serde(default)]
+    pub allowed_hosts: Vec<String>,
+    /// Contact address given to the authority.
+    pub email: Option<String>,
+    /// Directory URL of the authority; absent: Let's Encrypt.
+    pub directory_url: Option<String>,
+    /// PEM file with the CA of a private ACME server.
+    pub ca_file: Option<String>,
+}
+
+/// Certificates asked of clients.
+#[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ClientAuthSection {
+    /// PEM file with the CAs that client certificates must come from.
+    #[schemars(required)]
+    pub ca_file: Option<String>,
+    /// Whether a client without a certificate is refused.
+    #[serde(default)]
+    pub mode: ClientAuthMode,
+}
+
+/// Whether a client without a certificate is refused.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename = "mode", rename_all = "kebab-case")]
+pub enum ClientAuthMode {
+    /// It is.
+    #[default]
+    Require,
+    /// It is let in.
+    Optional,
+}
+
+/// Deadlines of a client connection.
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct ListenerTimeoutsSection {
+    /// For one whole request head, and for a TLS handshake.
+    pub read_header: Time,
+    /// Without progress of a request body.
+    pub read: Time,
+    /// Without progress of a response that there are bytes for.
+    pub write: Time,
+    /// Between requests.
+    pub idle: Time,
+    /// Largest request head.
+    pub max_header_bytes: Size,
+}
+
+impl Default for ListenerTimeoutsSection {
+    fn default() -> Self {
+        Self {
+            read_header: Time::secs(5),
+            read: Time::secs(30),
+            write: Time::secs(30),
+            idle: Time::secs(120),
+            max_header_bytes: Size(65536),
+        }
+    }
+}
+
+/// Bounds of one request.
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct MessageLimitsSection {
+    /// Fields of a head.
+    pub max_headers: u32,
+    /// Length of a request target.
+    pub max_target_bytes: Size,
+    /// Length of a trailer section.
+    pub max_trailer_bytes: Size,
+    /// Length of a request body; 0: no limit.
+    pub max_body_bytes: Size,
+    /// Bytes a second that a request body must keep up after 10 s; 0: no limit.
+    pub min_body_rate: Size,
+}
+
+impl Default for MessageLimitsSection {
+    fn default() -> Self {
+        Self {
+            max_headers: 100,
+            max_target_bytes: Size(16384),
+            max_trailer_bytes: Size(16384),
+            max_body_bytes: Size(0),
+            min_body_rate: Size(0),
+        }
+    }
+}
+
+/// Metrics, health and status of the proxy itself.
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct AdminSection {
+    /// Address; empty: nowhere.
+    pub bind: String,
+}
+
+impl Default for AdminSection {
+    fn default() -> Self {
+        Self { bind: "127.0.0.1:9090".into() }
+    }
+}
+
+/// Bounds of the whole process.
+#[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct ProcessLimits {
+    /// Requests in progress; 0: no limit. Beyond it the answer is 503.
+    pub max_in_flight: u32,
+}
+
+/// How to stop.
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct DrainSection {
+    /// How long to report unready while still accepting.
+    pub delay: Time,
+    /// How long requests in progress may take to end.
+    pub timeout: Time,
+}
+
+impl Default for DrainSection {
+    fn default() -> Self {
+        Self { delay: Time::secs(0), timeout: Time::secs(30) }
+    }
+}
+
+/// One log line for each request.
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct AccessLogSection {
+    /// Whether it is written.
+    pub enabled: bool,
+}
+
+impl Default for AccessLogSection {
+    fn default() -> Self {
+        Self { enabled: true }
+    }
+}
+
+/// Export of OpenTelemetry spans.
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct TracingSection {
+    /// OTLP/gRPC collector as `host:port`; empty: no export.
+    pub endpoint: String,
+    /// Share of traces that begin here: 0 to 1.
+    pub sample_ratio: f64,
+    /// Without TLS.
+    pub insecure: bool,
+}
+
+impl Default for TracingSection {
+    fn default() -> Self {
+        Self { endpoint: String::new(), sample_ratio: 0.01, insecure: true }
+    }
+}
+
+/// Reads an optional section, so that a blank one (`retry:` with nothing after it) is there,
+/// with its defaults, and not absent.
+pub(super) fn section<'de, D, T>(from: D) -> Result<Option<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    T::deserialize(from).map(Some)
+}

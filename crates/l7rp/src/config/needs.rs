@@ -1,0 +1,138 @@
+//! What is understood but cannot be served by this version. Refusing to serve is better than
+//! serving without something that the operator counts on.
+//!
+//! Each feature has one line in [`NOT_YET`]; the line goes when the feature comes.
+
+use super::file::{KeyPath, Kind, Node, Tree};
+use super::plan::Scheme;
+use super::wrong::Wrong;
+
+/// A feature: the keys that ask for it, when they do, and what to call it.
+struct Feature {
+    /// `[]` stands for every entry of a list.
+    keys: &'static str,
+    asked: fn(&Node) -> bool,
+    name: &'static str,
+}
+
+const fn feature(keys: &'static str, asked: fn(&Node) -> bool, name: &'static str) -> Feature {
+    Feature { keys, asked, name }
+}
+
+/// What cannot be served.
+const NOT_YET: &[Feature] = &[
+    feature("listeners[].tls", given, "`tls`"),
+    feature("listeners[].enable_http3", on, "`enable_http3`"),
+    feature("listeners[].proxy_protocol", on, "`proxy_protocol`"),
+    feature("listeners[].limits.min_body_rate", nonzero, "`min_body_rate`"),
+    feature("upstream_pools[].upstreams[].url", https, "an `https` upstream"),
+    feature("upstream_pools[].upstreams[].url", h2c, "an `h2c` upstream"),
+    feature("upstream_pools[].upstreams[].backup", on, "`backup`"),
+    feature("upstream_pools[].protocol", http2, "`protocol: http2`"),
+    feature("upstream_pools[].upstream_tls", filled, "`upstream_tls`"),
+    feature("upstream_pools[].health.active", given, "`health.active`"),
+    feature("upstream_pools[].health.passive", given, "`health.passive`"),
+    feature("upstream_pools[].circuit_breaker", filled, "`circuit_breaker`"),
+    feature("upstream_pools[].retry_budget", filled, "`retry_budget`"),
+    feature("upstream_pools[].slow_start", nonzero, "`slow_start`"),
+    feature("routes[].middleware[].rate_limit", given, "`rate_limit`"),
+    feature("routes[].middleware[].retry", given, "`retry`"),
+    feature("routes[].middleware[].compress", given, "`compress`"),
+    feature("routes[].tunnel_idle_timeout", filled, "`tunnel_idle_timeout`"),
+    feature("tcp_listeners", filled, "`tcp_listeners`"),
+    feature("tcp_pools", filled, "`tcp_pools`"),
+    feature("tracing.endpoint", filled, "`tracing.endpoint`"),
+];
+
+/// Every place of a valid file that asks for something that cannot be served yet.
+pub fn unsupported(tree: &Tree) -> Vec<Wrong> {
+    let mut wrongs = Vec::new();
+    for feature in NOT_YET {
+        let mut found = Vec::new();
+        places(&tree.root, feature.keys, &KeyPath::root(), &mut found);
+        for (path, node) in found {
+            if (feature.asked)(node) {
+                let message =
+                    format!("{} is understood but this version cannot serve it yet", feature.name);
+                let wrong = Wrong::new(path.clone(), message).help("remove it to start");
+                wrongs.push(wrong.place(tree.locate_key(&path)));
+            }
+        }
+    }
+    wrongs.sort_by(Wrong::in_file_order);
+    wrongs
+}
+
+/// Whether upstreams with this scheme can be served.
+pub fn is_served(scheme: Scheme) -> bool {
+    match scheme {
+        Scheme::Http => true,
+        Scheme::Https | Scheme::H2c => false,
+    }
+}
+
+/// The values that `keys` leads to.
+fn places<'t>(node: &'t Node, keys: &str, path: &KeyPath, found: &mut Vec<(KeyPath, &'t Node)>) {
+    let (key, rest) = keys.split_once('.').unwrap_or((keys, ""));
+    let (key, list) = key.strip_suffix("[]").map_or((key, false), |key| (key, true));
+    let Some(value) = node.get(key) else { return };
+    let path = path.key(key);
+    let mut go_on = |node: &'t Node, path: KeyPath| {
+        if rest.is_empty() {
+            found.push((path, node));
+        } else {
+            places(node, rest, &path, found);
+        }
+    };
+    match &value.kind {
+        Kind::Seq(items) if list => {
+            for (i, item) in items.iter().enumerate() {
+                go_on(item, path.index(i));
+            }
+        }
+        _ if list => {}
+        _ => go_on(value, path),
+    }
+}
+
+/// The key is there, with or without a value.
+fn given(_: &Node) -> bool {
+    true
+}
+
+/// There is something in it: a blank section asks for the defaults and for nothing else.
+fn filled(node: &Node) -> bool {
+    match &node.kind {
+        Kind::Null => false,
+        Kind::Str(text) => !text.is_empty(),
+        Kind::Seq(items) => !items.is_empty(),
+        Kind::Map(entries) => !entries.is_empty(),
+        Kind::Bool(_) | Kind::Int(_) | Kind::Float(_) => true,
+    }
+}
+
+fn on(node: &Node) -> bool {
+    matches!(node.kind, Kind::Bool(true))
+}
+
+/// A number, size or time other than 0.
+fn nonzero(node: &Node) -> bool {
+    let digit = |c: char| ('1'..='9').contains(&c);
+    !matches!(node.kind, Kind::Null) && node.raw.contains(digit)
+}
+
+fn https(node: &Node) -> bool {
+    begins(node, "https://")
+}
+
+fn h2c(node: &Node) -> bool {
+    begins(node, "h2c://")
+}
+
+fn begins(node: &Node, scheme: &str) -> bool {
+    matches!(&node.kind, Kind::Str(url) if url.to_ascii_lowercase().starts_with(scheme))
+}
+
+fn http2(node: &Node) -> bool {
+    matches!(&node.kind, Kind::Str(text) if text == "http2")
+}

@@ -1,0 +1,57 @@
+//! Names and values of header fields.
+
+use super::Complaint;
+use super::words::is_token;
+
+/// Fields that frame a message or belong to one connection: the proxy writes them itself.
+const OURS: [&str; 8] = [
+    "connection",
+    "content-length",
+    "keep-alive",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+];
+
+/// The name of a field; lower case.
+pub(super) fn name(text: &str) -> Result<String, Complaint> {
+    if is_token(text) {
+        return Ok(text.to_ascii_lowercase());
+    }
+    Err(Complaint::new(format!("`{}` is not a header name", text.escape_debug())))
+}
+
+/// The name of a field that the configuration may add or remove; lower case.
+pub(super) fn changeable(text: &str) -> Result<String, Complaint> {
+    let name = name(text)?;
+    if OURS.contains(&name.as_str()) {
+        let message = format!("`{text}` cannot be added or removed");
+        let complaint = Complaint::new(message);
+        return Err(complaint.help("it belongs to one connection, and the proxy writes it itself"));
+    }
+    if name == "host" {
+        let complaint = Complaint::new("`Host` cannot be added or removed");
+        return Err(complaint.help("`host_header` of the pool says what upstreams see"));
+    }
+    Ok(name)
+}
+
+/// The value of a field. A line break in it would begin another field.
+pub(super) fn value(text: &str) -> Result<(), Complaint> {
+    for c in text.chars() {
+        if c == '\r' || c == '\n' {
+            return Err(Complaint::new("a header value cannot have a line break"));
+        }
+        if c.is_control() && c != '\t' {
+            let message =
+                format!("a header value cannot have the character `{}`", c.escape_debug());
+            return Err(Complaint::new(message));
+        }
+    }
+    if text.trim_matches([' ', '\t']) != text {
+        return Err(Complaint::new("a header value cannot begin or end with a space"));
+    }
+    Ok(())
+}
