@@ -132,6 +132,7 @@ mod tests {
             (11, 9.000, 0.163_212_055_882_855_8), // no time has passed: no weight
             (16, 0.000, 0.098_993_115_927_683_7), // α = 1 − e^−0.5
             (12, 5.000, 0.098_993_115_927_683_7), // late report: its interval is already counted
+            (26, 0.000, 0.036_417_532_167_296_1), // and Δt still counts from 16 s
             (1_016, 0.300, 0.3),                  // e^−100 is nothing
         ];
         let ewma = Ewma::new();
@@ -181,6 +182,15 @@ mod tests {
         assert_eq!(ewma.raw(), Some(3.0));
         assert_eq!(ewma.read(Nanos(2), none), Some(3.0));
         assert_eq!(ewma.read(Nanos(3), none), Some(0.0));
+    }
+
+    #[test]
+    fn rounding_does_not_leave_the_range() {
+        let one = HalfLife::new(Duration::from_secs(1));
+        let ewma = Ewma::new();
+        ewma.observe(Nanos(SECOND), 1e17, one);
+        ewma.observe(Nanos(1_000 * SECOND), 0.1, one);
+        assert_eq!(ewma.raw(), Some(0.1), "not 1e17 − 1e17");
     }
 
     #[test]

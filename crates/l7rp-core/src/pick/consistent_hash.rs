@@ -95,7 +95,7 @@ fn cap(ask: &Ask<'_>, epsilon: f64) -> u64 {
         n += 1;
     }
     let bound = (1.0 + epsilon) * total as f64 / n.max(1) as f64;
-    // What is whole must stay whole: 1.1 × 10 / 11 comes out a hair above 1.
+    // What is whole must stay whole: 1.1 × 50 / 5 comes out a hair above 11.
     (bound - 1e-9).ceil() as u64
 }
 
@@ -155,6 +155,23 @@ mod tests {
                 (18_324_636_460_666_464_912, 1),
             ]
         );
+    }
+
+    #[test]
+    fn a_point_owns_the_keys_up_to_itself() {
+        let ids = ids(5);
+        let members: Vec<_> = ids.iter().map(|id| Member { id, weight: 1 }).collect();
+        let ring = ConsistentHash::new(&members, 4, None);
+        let pool = Pool::new(HASH, &[1; 5]);
+        let tried = Tried::new();
+        for (i, &point) in ring.points.iter().enumerate() {
+            let owner = ring.owners[i] as usize;
+            let next = ring.owners[(i + 1) % ring.owners.len()] as usize;
+            let pick = |key| ring.pick(&Ask { key, ..pool.ask(&tried, 0) });
+            assert_eq!(pick(point), Some(owner));
+            assert_eq!(pick(point - 1), Some(owner));
+            assert_eq!(pick(point + 1), Some(next));
+        }
     }
 
     #[test]
@@ -233,10 +250,10 @@ mod tests {
         // (ε, in flight, cap)
         for (epsilon, loads, want) in [
             (0.25, vec![0, 0, 0], 1),
-            (0.25, vec![1, 0, 0], 1),                        // 1.25 × 2/3
-            (0.25, vec![1, 1, 1], 2),                        // 1.25 × 4/3
-            (0.25, vec![3, 0, 0, 0], 2),                     // 1.25 × 4/4
-            (0.1, vec![9, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], 1), // 1.1 × 10/11 = 1 exactly
+            (0.25, vec![1, 0, 0], 1),        // 1.25 × 2/3
+            (0.25, vec![1, 1, 1], 2),        // 1.25 × 4/3
+            (0.25, vec![3, 0, 0, 0], 2),     // 1.25 × 4/4
+            (0.1, vec![49, 0, 0, 0, 0], 11), // 1.1 × 50/5, not a hair more
             (1.0, vec![99], 200),
         ] {
             let pool = Pool::new(BOUNDED, &vec![1; loads.len()]);

@@ -83,4 +83,17 @@ mod tests {
         }
         assert_eq!(pool.run(300), [123; 300]);
     }
+
+    #[test]
+    fn few_free_ones_share_what_the_others_cannot_take() {
+        let mut limits = [1; 100];
+        limits[10] = 0;
+        limits[60] = 0;
+        let pool = Pool::with_limits(Algorithm::RoundRobin, &[1; 100], &limits);
+        for (ix, seat) in pool.seats.iter().enumerate() {
+            assert!(limits[ix] == 0 || seat.enter());
+        }
+        let counts = pool.counts(10_000);
+        assert!(counts[10].abs_diff(counts[60]) < 1_000, "{} {}", counts[10], counts[60]);
+    }
 }
