@@ -16,6 +16,7 @@ use crate::tools::backend::{Flap, is_name};
 #[command(
     name = "l7rp",
     version,
+    override_usage = "l7rp [OPTIONS]  or  l7rp <COMMAND> [OPTIONS]",
     args_conflicts_with_subcommands = true,
     disable_help_subcommand = true,
     max_term_width = 100,
@@ -44,12 +45,13 @@ pub struct Serve {
     /// With --check: do not look at certificates and keys, as they may be elsewhere
     #[arg(long, requires = "check", hide_short_help = true)]
     pub no_files: bool,
-    /// Least severity to log: debug, info, warn or error
-    #[arg(long, value_name = "LEVEL", default_value = "info", hide_possible_values = true)]
+    /// debug, info, warn or error [default: info]
+    #[arg(long, value_name = "LEVEL", default_value = "info")]
+    #[arg(hide_possible_values = true, hide_default_value = true)]
     pub log_level: Level,
-    /// Address of /metrics and the other admin endpoints; '': none
+    /// Address of /metrics, /-/ready and so on; '': none
     ///
-    /// Wins over the configuration. Without both it is 127.0.0.1:9090.
+    /// Wins over the configuration, whose default is 127.0.0.1:9090.
     #[arg(long, value_name = "ADDR", value_parser = metrics_bind)]
     pub metrics_bind: Option<MetricsBind>,
     /// Collector of OpenTelemetry spans (OTLP over gRPC), host:port; '': none
@@ -69,8 +71,8 @@ pub struct Serve {
     /// Backends, with commas between them
     #[arg(long, value_name = "URLS", conflicts_with = "config", help_heading = WITHOUT_FILE)]
     pub backends: Option<String>,
-    /// Requests in flight at most; more are refused with 503
-    #[arg(long, value_name = "N", default_value_t = 256)]
+    /// Requests in flight; beyond it 503 [default: 256]
+    #[arg(long, value_name = "N", default_value_t = 256, hide_default_value = true)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     #[arg(requires = "backends", conflicts_with = "config", help_heading = WITHOUT_FILE)]
     pub max_in_flight: u32,
@@ -108,9 +110,11 @@ pub struct Check {
 
 /// `l7rp backend`
 #[derive(Args, Clone, Debug)]
-#[command(after_long_help = PATHS)]
+#[command(after_help = "--help lists the paths that it answers.", after_long_help = PATHS)]
 pub struct Backend {
-    /// Address to listen on; port 0: any free one
+    /// Address to listen on
+    ///
+    /// With port 0 it takes a free one, and says which.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:9001")]
     pub listen: SocketAddr,
     /// Name in its answers
@@ -223,7 +227,8 @@ fn milliseconds(text: &str) -> Result<Duration, String> {
 }
 
 fn flap(text: &str) -> Result<Flap, String> {
-    let times = text.split_once(',').and_then(|(up, down)| Some((time(up, "s")?, time(down, "s")?)));
+    let times =
+        text.split_once(',').and_then(|(up, down)| Some((time(up, "s")?, time(down, "s")?)));
     match times {
         Some((up, down)) if !(up + down).is_zero() => Ok(Flap { up, down }),
         _ => Err("write UP,DOWN in seconds, or with units, like 10,5 or 1m,500ms".to_owned()),

@@ -32,7 +32,9 @@ fn files(no_files: bool) -> Files {
 }
 
 fn report(plan: &Plan, warnings: &[&str]) -> ExitCode {
-    warnings.iter().for_each(|text| note(text));
+    for text in warnings {
+        note(text);
+    }
     print(summary(plan))
 }
 

@@ -37,6 +37,7 @@ pub(super) fn rewrite(arguments: Vec<OsString>, command: &Command) -> Vec<OsStri
             continue;
         };
         let takes_value = flag.get_action().takes_values();
+        let value_follows = takes_value && value.is_none();
         if dashed == name_and_value {
             match value {
                 // A switch of Go takes a truth value; ours does not.
@@ -47,7 +48,7 @@ pub(super) fn rewrite(arguments: Vec<OsString>, command: &Command) -> Vec<OsStri
         } else {
             out.push(argument);
         }
-        if takes_value && value.is_none() {
+        if value_follows {
             // A value may look like a flag; it is not for us to read.
             out.extend(arguments.next());
         }

@@ -2,9 +2,9 @@
 
 use std::process::ExitCode;
 
+use super::WRONG;
 use super::arguments::Serve;
 use super::terminal::{color, error, note, wrong};
-use super::WRONG;
 use crate::config::{self, Files, Plan, Severity};
 use crate::lifecycle;
 
@@ -68,7 +68,9 @@ fn without_file(flags: &Serve, backends: &str) -> Result<Read, ExitCode> {
     match config::from_flags(&flags.listen, backends, flags.max_in_flight) {
         Ok(plan) => Ok(Read { plan, warnings: String::new(), not_yet: String::new() }),
         Err(wrongs) => {
-            wrongs.iter().for_each(|wrong| error(wrong));
+            for wrong in &wrongs {
+                error(wrong);
+            }
             Err(ExitCode::from(WRONG))
         }
     }

@@ -15,9 +15,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 
+use super::Shared;
 use super::answer::{Answer, Content, choose, has_body, has_content, phrase};
 use super::faults::Ending;
-use super::Shared;
 
 /// Wider than a proxy's own limits, since a proxy adds fields to what it has let through.
 const LIMITS: Limits = Limits { max_head: 128 * 1024, max_fields: 256, max_target: 32 * 1024 };

@@ -263,7 +263,8 @@ fn echo_shows_the_request() {
 fn generated_bodies_have_their_size_and_pattern() {
     let backend = backend(|_| {});
     let mut client = Client::of(&backend);
-    for path in ["/bytes?n=3000001", "/chunked?n=3000001&chunk=7KiB", "/chunked?n=3000001&chunk=1MiB"]
+    for path in
+        ["/bytes?n=3000001", "/chunked?n=3000001&chunk=7KiB", "/chunked?n=3000001&chunk=1MiB"]
     {
         let reply = client.get(path);
         assert_eq!(reply.body.len(), 3_000_001, "{path}");
