@@ -225,7 +225,6 @@ const fn row(
 impl Failure {
     /// What this failure means.
     #[rustfmt::skip] // a table, a row a line
-    #[expect(clippy::too_many_lines, reason = "one table, one row for each variant")]
     pub fn meaning(self) -> Meaning {
         use Again::{IfRepeatable, No, Unsent};
         use Blame::{Client, Proxy, Upstream};

@@ -29,7 +29,11 @@ impl Stream {
 
     /// Appends what can be read at once to `buf`, into its spare capacity only; there must
     /// be some. `Ok(0)`: the peer has ended its side.
-    pub fn poll_fill(&mut self, cx: &mut Context<'_>, buf: &mut Vec<u8>) -> Poll<io::Result<usize>> {
+    pub fn poll_fill(
+        &mut self,
+        cx: &mut Context<'_>,
+        buf: &mut Vec<u8>,
+    ) -> Poll<io::Result<usize>> {
         match self {
             Self::Tcp(s) => pin!(s.read_buf(buf)).poll(cx),
             Self::Unix(s) => pin!(s.read_buf(buf)).poll(cx),

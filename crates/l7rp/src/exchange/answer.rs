@@ -60,7 +60,10 @@ pub(super) async fn failure(
 }
 
 /// Writes the answer that `failure` means. False: the client is gone.
-#[expect(clippy::too_many_arguments, reason = "two callers; a struct for it would hide what is used")]
+#[expect(
+    clippy::too_many_arguments,
+    reason = "two callers; a struct for it would hide what is used"
+)]
 pub async fn refuse(
     worker: &Worker,
     listener: &Listener,

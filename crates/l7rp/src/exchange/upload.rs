@@ -48,7 +48,11 @@ impl Upload {
     ///
     /// # Errors
     /// What came of the body is malformed or already too long.
-    pub fn new(incoming: &Incoming<'_>, max_trailer: usize, max_body: u64) -> Result<Self, Failure> {
+    pub fn new(
+        incoming: &Incoming<'_>,
+        max_trailer: usize,
+        max_body: u64,
+    ) -> Result<Self, Failure> {
         let mut body = Body::new(incoming.head.framing, max_trailer);
         let seen = body.scan(incoming.rest).map_err(Failure::BadRequest)?;
         if body.content() > max_body {

@@ -82,8 +82,7 @@ async fn serve_burst(
         let incoming =
             Incoming { buf: head, head: request, rest, arrived: worker.process.clock.now() };
         let space = Workspace { response, to_upstream, to_client };
-        let Done { next, used } =
-            exchange::run(worker, listener, client, incoming, space).await;
+        let Done { next, used } = exchange::run(worker, listener, client, incoming, space).await;
         if next != Next::KeepAlive {
             return next;
         }

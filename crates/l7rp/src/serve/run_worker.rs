@@ -128,9 +128,9 @@ async fn accept_all(
 impl Socket {
     fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<(Stream, Option<IpAddr>)>> {
         match self {
-            Self::Tcp(l) => l.poll_accept(cx).map_ok(|(stream, peer)| {
-                (Stream::Tcp(stream), Some(peer.ip().to_canonical()))
-            }),
+            Self::Tcp(l) => l
+                .poll_accept(cx)
+                .map_ok(|(stream, peer)| (Stream::Tcp(stream), Some(peer.ip().to_canonical()))),
             Self::Unix(l) => l.poll_accept(cx).map_ok(|(stream, _)| (Stream::Unix(stream), None)),
         }
     }
