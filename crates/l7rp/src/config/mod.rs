@@ -105,7 +105,7 @@ pub fn load(path: &Path, files: Files) -> Result<Loaded, LoadError> {
         .map_err(|e| LoadError::Unreadable(format!("cannot read the configuration {name}: {e}")))?;
     let text = String::from_utf8(bytes).map_err(|e| {
         let valid = e.utf8_error().valid_up_to();
-        let line = 1 + e.as_bytes()[..valid].iter().filter(|b| **b == b'\n').count();
+        let line = 1 + memchr::memchr_iter(b'\n', &e.as_bytes()[..valid]).count();
         LoadError::Unreadable(format!("the configuration {name} is not UTF-8 text: line {line}"))
     })?;
     let base = path.parent().map_or_else(PathBuf::new, Path::to_path_buf);

@@ -16,13 +16,13 @@ use serde::de::{
 
 use super::File;
 use super::near::nearest;
-use super::nodes::{Entry, KeyPath, Kind, Node, Tree};
+use super::nodes::{Entry, KeyPath, Kind, Node, Step, Tree};
 use crate::config::wrong::Wrong;
 
 /// Nobody reads further.
 const MOST_ERRORS: usize = 100;
-/// Blank values cost a round too; this many are no configuration.
-const MOST_ROUNDS: usize = 5_000;
+/// Far more than there are errors and keys; guards against going round for ever.
+const MOST_ROUNDS: usize = 1_000;
 
 /// A file that has been read.
 #[derive(Debug)]
@@ -57,6 +57,10 @@ pub fn read(tree: &Tree) -> Reading {
         };
         let path = fault.path.unwrap_or_default();
         let known = tree.get(&path).is_none_or(|node| !skipped.insert(node.id));
+        if matches!(fault.what, What::Blank) {
+            // One round for all values of the same key, however many there are.
+            skip_blank(&tree.root, &path.0, &mut skipped);
+        }
         if let What::Wrong { message, help, at_key } = fault.what {
             let place = if at_key { tree.locate_key(&path) } else { tree.locate(&path) };
             let mut wrong = Wrong::new(path.clone(), message).place(place);
@@ -70,9 +74,29 @@ pub fn read(tree: &Tree) -> Reading {
     }
     reading.gave_up = true;
     if reading.wrongs.is_empty() {
-        reading.wrongs.push(Wrong::new(KeyPath::root(), "too many blank values"));
+        reading.wrongs.push(Wrong::new(KeyPath::root(), "the file cannot be read to its end"));
     }
     reading
+}
+
+/// Leaves out every blank value that differs from `path` only in the entries of lists.
+fn skip_blank(node: &Node, path: &[Step], skipped: &mut HashSet<usize>) {
+    match (path.split_first(), &node.kind) {
+        (None, Kind::Null) => {
+            skipped.insert(node.id);
+        }
+        (Some((Step::Key(key), rest)), _) => {
+            if let Some(value) = node.get(key) {
+                skip_blank(value, rest, skipped);
+            }
+        }
+        (Some((Step::Index(_), rest)), Kind::Seq(items)) => {
+            for item in items {
+                skip_blank(item, rest, skipped);
+            }
+        }
+        _ => {}
+    }
 }
 
 /// Why reading stopped, and where.
@@ -310,7 +334,7 @@ impl<'de> Deserializer<'de> for Value<'_> {
             }
             _ => return Err(self.not("a list").help(format!("write `[{}]`", self.node.raw))),
         };
-        visitor.visit_seq(Items { items, next: 0, path: self.path, skipped: self.skipped })
+        visitor.visit_seq(Items { rest: items, next: 0, path: self.path, skipped: self.skipped })
     }
 
     fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
@@ -319,7 +343,12 @@ impl<'de> Deserializer<'de> for Value<'_> {
             Kind::Null => &[],
             _ => return Err(self.not("keys with values")),
         };
-        visitor.visit_map(Entries { entries, value: None, path: self.path, skipped: self.skipped })
+        visitor.visit_map(Entries {
+            rest: entries,
+            value: None,
+            path: self.path,
+            skipped: self.skipped,
+        })
     }
 
     fn deserialize_struct<V: Visitor<'de>>(
@@ -360,7 +389,7 @@ impl<'de> Deserializer<'de> for Value<'_> {
 }
 
 struct Entries<'a> {
-    entries: &'a [Entry],
+    rest: &'a [Entry],
     value: Option<&'a Entry>,
     path: KeyPath,
     skipped: &'a HashSet<usize>,
@@ -373,8 +402,8 @@ impl<'de> MapAccess<'de> for Entries<'_> {
         &mut self,
         seed: K,
     ) -> Result<Option<K::Value>, Fault> {
-        while let Some((entry, rest)) = self.entries.split_first() {
-            self.entries = rest;
+        while let Some((entry, rest)) = self.rest.split_first() {
+            self.rest = rest;
             if self.skipped.contains(&entry.value.id) {
                 continue;
             }
@@ -396,7 +425,7 @@ impl<'de> MapAccess<'de> for Entries<'_> {
 }
 
 struct Items<'a> {
-    items: &'a [Node],
+    rest: &'a [Node],
     next: usize,
     path: KeyPath,
     skipped: &'a HashSet<usize>,
@@ -409,7 +438,7 @@ impl<'de> SeqAccess<'de> for Items<'_> {
         &mut self,
         seed: T,
     ) -> Result<Option<T::Value>, Fault> {
-        let Some(node) = self.items.get(self.next) else { return Ok(None) };
+        let Some(node) = self.rest.get(self.next) else { return Ok(None) };
         let path = self.path.index(self.next);
         self.next += 1;
         if self.skipped.contains(&node.id) {
@@ -466,7 +495,7 @@ impl<'de> Deserializer<'de> for Placeholder {
     ) -> Result<V::Value, Fault> {
         let skipped = HashSet::new();
         visitor.visit_map(Entries {
-            entries: &[],
+            rest: &[],
             value: None,
             path: KeyPath::root(),
             skipped: &skipped,

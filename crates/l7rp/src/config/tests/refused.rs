@@ -105,7 +105,6 @@ fn times_and_sizes() {
 
 #[test]
 fn names() {
-    let minimal = "listeners: [{ name: a, bind: \"127.0.0.1:80\" }]\n";
     let told = reports(&[
         (
             "duplicate listener",
@@ -134,6 +133,14 @@ fn names() {
             "duplicate upstream",
             rest("").replace("upstreams: [", "upstreams: [{ url: \"http://127.0.0.1:9001\" }, "),
         ),
+    ]);
+    insta::assert_snapshot!(told);
+}
+
+#[test]
+fn names_that_are_referred_to_or_missing() {
+    let minimal = "listeners: [{ name: a, bind: \"127.0.0.1:80\" }]\n";
+    let told = reports(&[
         ("unknown pool, close", rest("  - { name: b, host: b.example, pool: backends }\n")),
         ("unknown pool, far", rest("  - { name: b, host: b.example, pool: x }\n")),
         ("unknown listener", route("listeners: [htp]")),
@@ -375,6 +382,7 @@ fn middleware() {
         ("host", headers("add_request: { Host: a }")),
         ("same header", headers("add_request: { X-A: a, x-a: b }")),
         ("number as value", headers("add_request: { X-A: 1 }")),
+        ("blank value", headers("add_request: { X-A: , X-B: b }")),
         ("media type", item("compress: { skip_content_types: [png] }")),
     ]);
     insta::assert_snapshot!(told);

@@ -119,7 +119,8 @@ impl Check<'_> {
                 StatusSpec::Code(code) => match u16::try_from(*code) {
                     Ok(code) if (100..=599).contains(&code) => ranges.push((code, code)),
                     _ => {
-                        self.wrong(&at.index(i), format!("a status is from 100 to 599, is {code}"))
+                        let message = format!("a status is from 100 to 599, is {code}");
+                        self.wrong(&at.index(i), message);
                     }
                 },
                 StatusSpec::Other(text) => {

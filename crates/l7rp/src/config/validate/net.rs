@@ -184,13 +184,12 @@ pub(super) fn host_port(text: &str) -> Result<(String, u16), Complaint> {
             Complaint::new(format!("expected `host:port`, found a URL: `{}`", text.escape_debug()));
         return Err(complaint.help("leave out the scheme and the path"));
     }
-    match authority(text)? {
-        (host, Some(port)) => Ok((host, port)),
-        (_, None) => {
-            let complaint = Complaint::new(format!("there is no port: `{}`", text.escape_debug()));
-            Err(complaint.help("write it like `10.0.0.10:6379`"))
-        }
-    }
+    let (host, port) = authority(text)?;
+    let port = port.ok_or_else(|| {
+        let complaint = Complaint::new(format!("there is no port: `{}`", text.escape_debug()));
+        complaint.help("write it like `10.0.0.10:6379`")
+    })?;
+    Ok((host, port))
 }
 
 /// The parts of an upstream's URL.

@@ -7,7 +7,7 @@ use super::{Check, Complaint, Unique, headers, line, middleware, net, words};
 use crate::config::file::{File, KeyPath, RespondSection, RouteSection};
 use crate::config::plan::{Action, HostPattern, Rewrite, Route};
 
-const TUNNEL_IDLE: Duration = Duration::from_secs(3600);
+const TUNNEL_IDLE: Duration = Duration::from_hours(1);
 
 pub(super) fn check(check: &mut Check<'_>, file: &File) -> Vec<Route> {
     let mut names = Unique::new("route name");

@@ -92,16 +92,11 @@ impl Check<'_> {
             return None;
         }
         let complaint = Complaint::new(format!("unknown {what} `{}`", name.escape_debug()));
-        let help = match nearest(name, known.clone()) {
+        let all: Vec<String> = known.clone().map(|name| format!("`{name}`")).collect();
+        let help = match nearest(name, known) {
             Some(near) => format!("did you mean `{near}`?"),
-            None => {
-                let all: Vec<String> = known.map(|name| format!("`{name}`")).collect();
-                if all.is_empty() {
-                    format!("there are no `{key}`")
-                } else {
-                    format!("known: {}", all.join(", "))
-                }
-            }
+            None if all.is_empty() => format!("there are no `{key}`"),
+            None => format!("known: {}", all.join(", ")),
         };
         self.complain(at, complaint.help(help));
         None
