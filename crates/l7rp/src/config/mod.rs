@@ -15,7 +15,7 @@ mod tests;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-pub use flags::from_flags;
+pub use flags::{bind_address, from_flags};
 pub use plan::Plan;
 pub use wrong::{Refused, Severity, Wrong};
 

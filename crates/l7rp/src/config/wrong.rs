@@ -8,6 +8,9 @@ use annotate_snippets::{AnnotationKind, Level, Origin, Renderer, Snippet};
 use super::Source;
 use super::file::{KeyPath, Place};
 
+/// As many are told of one file; nobody reads further.
+pub const MOST_WRONGS: usize = 100;
+
 /// One thing that is wrong, or only worth a warning.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wrong {
@@ -116,7 +119,7 @@ struct Excerpt<'a> {
 pub struct Refused {
     /// The file.
     pub source: Source,
-    /// At least one, in file order.
+    /// At least one and at most [`MOST_WRONGS`], in file order.
     pub wrongs: Vec<Wrong>,
 }
 
@@ -124,6 +127,7 @@ impl Refused {
     pub(super) fn new(source: Source, mut wrongs: Vec<Wrong>) -> Self {
         wrongs.sort_by(Wrong::in_file_order);
         wrongs.dedup();
+        wrongs.truncate(MOST_WRONGS);
         Self { source, wrongs }
     }
 
@@ -135,8 +139,12 @@ impl Refused {
             out.push_str("\n\n");
         }
         let count = self.wrongs.len();
-        let things = if count == 1 { "problem" } else { "problems" };
-        let last = format!("{count} {things} in {}", self.source.name);
+        let count = match count {
+            1 => "1 problem".to_owned(),
+            MOST_WRONGS.. => format!("the first {MOST_WRONGS} problems"),
+            _ => format!("{count} problems"),
+        };
+        let last = format!("{count} in {}", self.source.name);
         let last = [annotate_snippets::Group::with_title(Level::ERROR.primary_title(last))];
         let renderer = if color { Renderer::styled() } else { Renderer::plain() };
         out.push_str(&renderer.render(&last));

@@ -17,10 +17,8 @@ use serde::de::{
 use super::File;
 use super::near::nearest;
 use super::nodes::{Entry, KeyPath, Kind, Node, Step, Tree};
-use crate::config::wrong::Wrong;
+use crate::config::wrong::{MOST_WRONGS, Wrong};
 
-/// Nobody reads further.
-const MOST_ERRORS: usize = 100;
 /// Far more than there are errors and keys; guards against going round for ever.
 const MOST_ROUNDS: usize = 1_000;
 
@@ -68,7 +66,7 @@ pub fn read(tree: &Tree) -> Reading {
             reading.wrongs.push(wrong);
             reading.poisoned.insert(path);
         }
-        if known || reading.wrongs.len() >= MOST_ERRORS {
+        if known || reading.wrongs.len() >= MOST_WRONGS {
             break;
         }
     }
@@ -225,11 +223,22 @@ impl Value<'_> {
         }
     }
 
+    /// Helps with numbers in quotes.
+    fn unquote(&self, fault: Fault) -> Fault {
+        let digit = |c: char| c.is_ascii_digit();
+        match &self.node.kind {
+            Kind::Str(text) if text.contains(digit) && text.parse::<f64>().is_ok() => {
+                fault.help(format!("write it without quotes: `{text}`"))
+            }
+            _ => fault,
+        }
+    }
+
     fn integer(&self, least: i128, most: i128) -> Result<i128, Fault> {
         match self.node.kind {
             Kind::Int(n) if (least..=most).contains(&n) => Ok(n),
             Kind::Int(_) => Err(self.not(&format!("a number from {least} to {most}"))),
-            _ => Err(self.not("a whole number")),
+            _ => Err(self.unquote(self.not("a whole number"))),
         }
     }
 }
@@ -269,7 +278,8 @@ impl<'de> Deserializer<'de> for Value<'_> {
             Kind::Bool(value) => return visitor.visit_bool(*value),
             _ => self.not("`true` or `false`"),
         };
-        Err(match self.node.raw.to_ascii_lowercase().as_str() {
+        Err(match self.node.raw.to_ascii_lowercase().trim_matches(['"', '\'']) {
+            "true" | "false" => fault.help("write it without quotes".into()),
             "yes" | "on" | "y" => fault.help("write `true`".into()),
             "no" | "off" | "n" => fault.help("write `false`".into()),
             _ => fault,
@@ -296,7 +306,7 @@ impl<'de> Deserializer<'de> for Value<'_> {
             Kind::Float(n) if n.is_finite() => visitor.visit_f64(n),
             Kind::Int(n) => visitor.visit_f64(n as f64),
             Kind::Float(_) => Err(self.not("a finite number")),
-            _ => Err(self.not("a number")),
+            _ => Err(self.unquote(self.not("a number"))),
         }
     }
 

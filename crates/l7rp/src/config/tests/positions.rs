@@ -123,7 +123,11 @@ fn what_only_follows_from_another_error_is_not_told() {
 #[test]
 fn errors_without_end_are_cut() {
     let text = format!("routes: [{}]", "5, ".repeat(5000));
-    assert_eq!(check(&text).unwrap_err().wrongs.len(), 100);
+    let refused = check(&text).unwrap_err();
+    assert_eq!(refused.wrongs.len(), 100);
+    assert!(refused.render(false).ends_with("error: the first 100 problems in config.yaml\n"));
+    let copies = rest(&"  - { name: all, pool: backend }\n".repeat(5000));
+    assert_eq!(check(&copies).unwrap_err().wrongs.len(), 100);
 }
 
 #[test]

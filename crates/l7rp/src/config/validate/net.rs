@@ -87,6 +87,9 @@ enum Host {
 }
 
 fn host(text: &str) -> Result<Host, Complaint> {
+    if text.contains('/') {
+        return Err(not_a_host(text).help("only the host goes here, without scheme and path"));
+    }
     let bare = text.strip_prefix('[').and_then(|t| t.strip_suffix(']')).unwrap_or(text);
     if let Ok(address) = bare.parse::<Ipv6Addr>() {
         return Ok(Host::V6(address));

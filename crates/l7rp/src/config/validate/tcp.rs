@@ -1,7 +1,5 @@
 //! Layer-4 listeners and pools.
 
-use std::collections::HashMap;
-
 use super::pools::selector;
 use super::{Check, Complaint, Unique, net};
 use crate::config::file::{File, KeyPath, TcpPoolSection, nearest};
@@ -84,12 +82,9 @@ impl Check<'_> {
         key: &str,
         at: &KeyPath,
     ) -> Option<usize> {
-        let indices: HashMap<&str, usize> = known.clone().zip(0..).collect();
-        if name.is_empty() || indices.contains_key(name) {
-            return indices.get(name).copied();
-        }
-        if self.doubtful(key) {
-            return None;
+        let index = known.clone().position(|other| other == name);
+        if name.is_empty() || index.is_some() || self.doubtful(key) {
+            return index;
         }
         let complaint = Complaint::new(format!("unknown {what} `{}`", name.escape_debug()));
         let all: Vec<String> = known.clone().map(|name| format!("`{name}`")).collect();
