@@ -136,3 +136,14 @@ fn color_only_when_asked_for() {
     assert!(!refused.render(false).contains('\u{1b}'));
     assert!(refused.render(true).contains('\u{1b}'));
 }
+
+#[test]
+fn what_the_file_holds_cannot_move_the_cursor() {
+    let text = rest("").replace("pool: backend", "pool: \"a\\e[2J\\nb\"");
+    let told = check(&text).unwrap_err().render(false);
+    assert!(!told.contains('\u{1b}'), "{told}");
+    let told = check("\"a\\e[2J\": 1\n").unwrap_err().render(false);
+    assert!(!told.contains('\u{1b}'), "{told}");
+    let told = check("# \u{9b}2J\nworkers: \u{7f}\n").unwrap_err().render(false);
+    assert!(!told.contains(['\u{9b}', '\u{7f}']), "{told}");
+}
