@@ -1,4 +1,4 @@
-//! Configuration: as written ([`file`]), as meant ([`plan`]), what makes the one into the
+//! Configuration: as written ([`mod@file`]), as meant ([`plan`]), what makes the one into the
 //! other ([`validate`]), what is wrong ([`wrong`]), and what cannot be served yet
 //! ([`needs`]).
 
