@@ -79,6 +79,14 @@ impl Stream {
         matches!(result, Err(e) if e.kind() == io::ErrorKind::WouldBlock)
     }
 
+    /// Writes what can be written at once, and forgets the rest.
+    pub fn try_say(&self, words: &[u8]) {
+        let _ = match self {
+            Self::Tcp(s) => s.try_write(words),
+            Self::Unix(s) => s.try_write(words),
+        };
+    }
+
     /// Makes closing this stream a reset, so that the peer cannot take what it got for whole.
     pub fn reset_on_close(&self) {
         if let Self::Tcp(s) = self {

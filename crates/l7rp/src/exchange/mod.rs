@@ -45,10 +45,13 @@ pub struct Incoming<'a> {
 pub enum Next {
     /// Another request may follow.
     KeepAlive,
-    /// It is closed.
+    /// It is closed: the answer was the last.
     Close,
-    /// It is closed after the client had the time to read the answer.
+    /// It is closed after the client had the time to read the answer, although it is still
+    /// sending.
     Linger,
+    /// It is cut, so that the client notices.
+    Abort,
 }
 
 /// How an exchange ended.
@@ -66,8 +69,6 @@ struct Exchange<'a> {
     snapshot: &'a Snapshot,
     listener: &'a Listener,
     incoming: Incoming<'a>,
-    /// What the answer says of the connection's future.
-    keep_alive: bool,
 }
 
 /// The buffers for outgoing heads, and the response's head.
@@ -90,13 +91,7 @@ pub async fn run(
     mut space: Workspace<'_>,
 ) -> Done {
     let pinned = worker.snapshot();
-    let exchange = Exchange {
-        worker,
-        snapshot: &pinned,
-        listener,
-        incoming,
-        keep_alive: incoming.head.keep_alive && !worker.process.is_draining(),
-    };
+    let exchange = Exchange { worker, snapshot: &pinned, listener, incoming };
     let sender = forwarded::sender(listener, client, &incoming);
     let mut record = Record::new(
         worker,
@@ -145,6 +140,11 @@ impl<'a> Exchange<'a> {
         let answered =
             dispatch::run(self, client, sender, record, space, route, pool, deadline).await?;
         relay::run(self, client, record, space, route, pool, answered, deadline).await
+    }
+
+    /// Whether the connection may serve another request, as far as client and process go.
+    fn may_keep_alive(&self) -> bool {
+        self.incoming.head.keep_alive && !self.worker.process.is_draining()
     }
 
     /// `/livez` and `/readyz` on a data listener, in the mode without a file.

@@ -67,7 +67,7 @@ pub async fn run<'a>(
     let response = &*space.response;
     let decode = response.framing == Framing::Chunked && x.incoming.head.is_http10;
     let by_close = decode || response.framing == Framing::UntilClose;
-    let keep_alive = x.keep_alive && !by_close;
+    let keep_alive = x.may_keep_alive() && !by_close;
     space.to_client.clear();
     encode::response(
         space.to_client,
@@ -94,12 +94,12 @@ pub async fn run<'a>(
     record.bytes_out = download.body_sent();
     record.bytes_in = upload.content();
     drop(place);
-    let whole = upload.is_complete();
+    let received = upload.is_received();
     match result {
         Ok(()) => record.try_answered(response.status, now),
         Err(failure) => record.try_failed(failure, now),
     }
-    let reusable = result.is_ok() && whole && response.keep_alive && !download.surplus;
+    let reusable = result.is_ok() && upload.is_sent() && response.keep_alive && !download.surplus;
     if reusable {
         let (keep_for, max) = keep(pool, response, x.worker.process.workers);
         x.worker.idle.put(upstream, stream, now, keep_for, max, x.worker.index);
@@ -115,7 +115,7 @@ pub async fn run<'a>(
         }
         return Err(failure);
     }
-    let next = match (keep_alive, whole) {
+    let next = match (keep_alive, received) {
         (true, true) => Next::KeepAlive,
         (false, true) => Next::Close,
         // The client is still sending what nobody wants any more.
