@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, Parser, Subcommand};
 
-use crate::config::plan::Bind;
+use crate::config::{self, plan::Bind};
 use crate::observe::event::Level;
 use crate::tools::backend::{Flap, is_name};
 
@@ -198,13 +198,10 @@ fn metrics_bind(text: &str) -> Result<MetricsBind, String> {
     if text.is_empty() {
         return Ok(MetricsBind(None));
     }
-    if let Some(path) = text.strip_prefix("unix:").filter(|path| path.starts_with('/')) {
-        return Ok(MetricsBind(Some(Bind::Unix(path.into()))));
-    }
-    text.parse().map(|address| MetricsBind(Some(Bind::Tcp(address)))).map_err(|_| {
-        "write an IP address and a port, like 127.0.0.1:9090 or [::]:9090, or unix:/run/admin.sock"
-            .to_owned()
-    })
+    // clap names the flag.
+    config::bind_address("", text)
+        .map(|bind| MetricsBind(Some(bind)))
+        .map_err(|e| e.trim_start_matches(": ").to_owned())
 }
 
 fn ratio(text: &str) -> Result<f64, String> {

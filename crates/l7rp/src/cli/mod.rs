@@ -149,7 +149,7 @@ mod tests {
             ("l7rp --no-files", "--check"),
             ("l7rp --log-level loud", "debug, info, warn, error"),
             ("l7rp --tracing-sample-ratio 1.5", "0 to 1"),
-            ("l7rp --metrics-bind 9090", "127.0.0.1:9090"),
+            ("l7rp --metrics-bind 9090", "an address to listen on"),
             ("l7rp chekc a.yaml", "check"),
             ("l7rp check", "FILE"),
             ("l7rp demo --config a.yaml", "--config"),
