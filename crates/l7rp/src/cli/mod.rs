@@ -2,9 +2,9 @@
 //!
 //! | module | does |
 //! |---|---|
-//! | [`arguments`] | flags and subcommands, as written |
-//! | [`go_flags`] | `-config=x` → `--config=x` |
-//! | [`terminal`] | standard output and error |
+//! | `arguments` | flags and subcommands, as written |
+//! | `go_flags` | `-config=x` → `--config=x` |
+//! | `terminal` | standard output and error |
 //! | all others | one subcommand each |
 
 mod arguments;

@@ -1,8 +1,8 @@
 //! A backend for trying out a proxy: a small HTTP/1.1 server that is strict, bounded, and
 //! misbehaves on demand.
 //!
-//! Paths are answered by [`answer`], faults are chosen by [`faults`], octets are moved by
-//! [`connection`].
+//! Paths are answered by `answer`, faults are chosen by `faults`, octets are moved by
+//! `connection`.
 
 mod answer;
 mod connection;
