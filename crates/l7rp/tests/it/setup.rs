@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use l7rp_testkit::{Client, Message, Origin, Proxy};
+use l7rp_testkit::{Client, Message, Origin, Proxy, SOON, within};
 
 /// A configuration with one listener, one pool and one route, and what is added to each.
 #[derive(Default)]
@@ -111,6 +111,18 @@ pub fn assert_failed(proxy: &Proxy, answer: &Message, status: u16, error: &str, 
     let line = proxy.logged(|line| line["request_id"] == id);
     assert_eq!(line["reason"], reason, "{line}");
     assert_eq!(line["status"], status, "{line}");
+}
+
+/// Waits until the samples with these labels add up to `expected`: a request is counted just
+/// after its last octet is out.
+#[track_caller]
+pub fn assert_counts(proxy: &Proxy, name: &str, labels: &[(&str, &str)], expected: f64) {
+    let mut last = f64::NAN;
+    let reached = within(SOON, || {
+        last = proxy.metrics().sum(name, labels);
+        (last == expected).then_some(())
+    });
+    assert!(reached.is_some(), "{name} {labels:?} is {last}, not {expected}");
 }
 
 /// The sum of requests in progress at all upstreams.
