@@ -189,8 +189,7 @@ impl Chunk {
             (&Self::Extension { value, line, quoted }, _) => {
                 return extension(value, line, quoted, b);
             }
-            (Self::SizeLf { value: 0 }, b'\n') => Self::TrailerStart,
-            (Self::SizeLf { value }, b'\n') => Self::Data { left: *value },
+            (Self::SizeLf { value }, b'\n') if *value > 0 => Self::Data { left: *value },
             (Self::DataCr, b'\r') => Self::DataLf,
             (Self::DataLf, b'\n') => SIZE,
             (Self::TrailerStart, b'\r') => Self::EndLf,
@@ -198,7 +197,7 @@ impl Chunk {
             (Self::TrailerName { name, len }, _) => return trailer_name(*name, *len, b).map(Some),
             (Self::TrailerValue, b'\r') => Self::TrailerLf,
             (Self::TrailerValue, b'\t' | b' '..=b'~' | 0x80..) => Self::TrailerValue,
-            (Self::TrailerLf, b'\n') => Self::TrailerStart,
+            (Self::SizeLf { .. } | Self::TrailerLf, b'\n') => Self::TrailerStart,
             (Self::EndLf, b'\n') => return Ok(None),
             (Self::TrailerValue | Self::TrailerLf | Self::EndLf, _) => {
                 return Err(Malformed::Trailer);
