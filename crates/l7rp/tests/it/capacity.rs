@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use l7rp_testkit::{Call, Client, Gate, Origin, Proxy, SOON, Then, eventually, reply};
 
-use crate::setup::{Setup, assert_failed, get, in_flight, over};
+use crate::setup::{Setup, assert_counts, assert_failed, get, in_flight, over};
 
 /// With room for one request: the second is refused, and after the first the third is not.
 #[track_caller]
@@ -89,7 +89,8 @@ fn places_come_back_on_every_way_out() {
             leave(&proxy, &origin, target, round);
         }
     }
-    eventually(SOON, || in_flight(&proxy) == 0.0);
+    let active = [("state", "active")];
+    assert_counts(&proxy, "proxy_upstream_connections", &active, 0.0);
     all_four_places_are_free(&proxy, &origin);
 }
 
@@ -132,6 +133,9 @@ fn no_more_connections_than_allowed() {
         assert_eq!(client.get("/").status(), 200);
     }
     let mut third = proxy.client();
+    let answer = third.response();
+    assert_eq!((answer.status(), answer.get("retry-after")), (503, Some("1")));
+    assert!(answer.get("proxy-status").is_some_and(|s| s.contains("capacity_connections")));
     assert!(third.is_closed_within(SOON));
     let metrics = proxy.metrics();
     assert_eq!(metrics.sum("proxy_shed_total", &[("scope", "connections")]), 1.0);

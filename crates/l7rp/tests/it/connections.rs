@@ -195,3 +195,58 @@ fn a_request_in_the_smallest_pieces_is_one() {
     let answer = client.response().text();
     assert!(answer.starts_with("POST /p HTTP/1.1\r\n") && answer.ends_with("hi"), "{answer}");
 }
+
+#[test]
+fn a_next_request_that_begins_in_the_last_piece_of_a_body_stays_in_order() {
+    let gate = Gate::default();
+    let origin = Origin::start(reply::held("x", &gate));
+    let proxy = over(&[&origin]).start();
+    let mut client = proxy.client();
+    client.send("POST /1 HTTP/1.1\r\nHost: a.test\r\nContent-Length: 6\r\n\r\nabc");
+    eventually(SOON, || origin.requests() == 1);
+    // Each piece is read by itself while the first answer is waited for.
+    for piece in ["defGET /2 HT", "TP/1.1\r\nHo", "st: a.test\r\n\r\n"] {
+        client.send(piece);
+        l7rp_testkit::let_pass(Duration::from_millis(100));
+    }
+    gate.open();
+    assert_eq!(client.response().status(), 200);
+    assert_eq!(client.response().status(), 200);
+    assert_eq!(origin.last().target(), "/2");
+    assert_eq!(origin.seen()[0].message.text(), "abcdef");
+}
+
+#[test]
+fn many_pipelined_requests_wait_in_bounded_memory() {
+    let gate = Gate::default();
+    let origin = Origin::start(reply::held("x", &gate));
+    let proxy = over(&[&origin]).start();
+    let mut client = proxy.client();
+    // More than any buffer holds.
+    let all: String = (0..6000).map(|n| get("a.test", &format!("/{n:0100}"), "")).collect();
+    let mut sender = client.wire.twin();
+    let sending = std::thread::spawn(move || sender.write(all.as_bytes()));
+    eventually(SOON, || origin.requests() == 1);
+    let before = proxy.resident();
+    l7rp_testkit::let_pass(Duration::from_millis(200));
+    assert!(proxy.resident() < before + (1 << 20));
+    gate.open();
+    for n in 0..6000 {
+        assert_eq!(client.response().status(), 200, "{n}");
+    }
+    sending.join().expect("the sender ends").expect("all is taken");
+    assert_eq!(origin.last().target(), format!("/{:0100}", 5999));
+}
+
+#[test]
+fn pipelined_requests_are_answered_to_a_client_that_ends_its_side() {
+    let origin = Origin::start(reply::echo);
+    let proxy = over(&[&origin]).start();
+    let mut client = proxy.client();
+    client.send((0..5).map(|n| get("a.test", &format!("/{n}"), "")).collect::<String>());
+    client.wire.half_close().expect("it can");
+    for n in 0..5 {
+        assert!(client.response().text().starts_with(&format!("GET /{n} ")));
+    }
+    assert!(client.is_closed_within(SOON));
+}

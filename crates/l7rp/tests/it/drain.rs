@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use l7rp_testkit::{Gate, Origin, Proxy, SOON, Signal, eventually, reply};
 
-use crate::setup::{get, over};
+use crate::setup::{assert_counts, get, over};
 
 fn refuses(proxy: &Proxy) -> bool {
     TcpStream::connect_timeout(&proxy.address(), SOON).is_err()
@@ -19,6 +19,7 @@ fn kept_connections_are_closed() {
     for client in &mut kept {
         assert_eq!(client.get("/").text(), "x");
     }
+    assert_counts(&proxy, "proxy_requests_total", &[], 4.0);
     proxy.signal(Signal::TERM);
     for client in &mut kept {
         assert!(client.is_closed_within(SOON));
@@ -132,4 +133,30 @@ fn hang_up_does_not_end_the_process() {
             .any(|name| !proxy.events(name).is_empty())
     });
     assert_eq!(proxy.get("/").status(), 200);
+}
+
+#[test]
+fn a_connection_that_says_nothing_does_not_hold_the_end_for_long() {
+    let mut proxy =
+        over(&[&Origin::refusing()]).listener("timeouts: { read_header: 300ms }").start();
+    let silent = proxy.client();
+    eventually(SOON, || proxy.metrics().sum("proxy_connections", &[]) == 1.0);
+    proxy.signal(Signal::TERM);
+    assert_eq!(proxy.wait_exit(SOON), 0);
+    proxy.wait_for_event("shutdown_complete", |e| e["cut"] == 0, SOON);
+    drop(silent);
+}
+
+#[test]
+fn an_upload_in_progress_is_finished() {
+    let origin = Origin::start(reply::echo);
+    let mut proxy = over(&[&origin]).start();
+    let mut client = proxy.client();
+    client.send("POST / HTTP/1.1\r\nHost: a.test\r\nContent-Length: 6\r\n\r\nabc");
+    eventually(SOON, || origin.requests() == 1);
+    proxy.signal(Signal::TERM);
+    eventually(SOON, || refuses(&proxy));
+    let answer = client.ask("def");
+    assert!(answer.status() == 200 && answer.text().ends_with("abcdef"));
+    assert_eq!(proxy.wait_exit(SOON), 0);
 }

@@ -247,3 +247,53 @@ fn an_error_of_the_upstreams_own_passes_untouched() {
     let line = proxy.logged_path("/");
     assert_eq!((&line["level"], line.get("reason")), (&"error".into(), None));
 }
+
+#[test]
+fn a_switch_that_nobody_asked_for() {
+    let origin =
+        Origin::start(reply::raw("HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\n"));
+    fails(&origin, "max_in_flight: 9", 502, "http_protocol_error", "bad_interim_response");
+}
+
+#[test]
+fn a_head_that_drips_is_not_waited_for() {
+    let origin = Origin::start(|call| {
+        call.send("HTTP/1.1 200 OK\r\nX: ");
+        // An octet now and then does not set the clock back.
+        while call.send("x") {
+            l7rp_testkit::let_pass(Duration::from_millis(20));
+        }
+        Then::Close
+    });
+    let pool = "response_header_timeout: 400ms";
+    fails(&origin, pool, 504, "http_response_timeout", "response_timeout");
+}
+
+#[test]
+fn an_upload_that_the_upstream_does_not_want_ends() {
+    let origin = Origin::start(|call| {
+        let _ = call.wire.read_exact(5);
+        Then::Reset
+    });
+    let proxy = over(&[&origin]).start();
+    let mut client = proxy.client();
+    client.send("POST / HTTP/1.1\r\nHost: a.test\r\nContent-Length: 1000\r\n\r\nbegin");
+    let answer = client.response();
+    assert_failed(&proxy, &answer, 502, "connection_terminated", "upstream_closed");
+}
+
+#[test]
+fn the_routes_time_is_over_in_the_middle_of_the_answer() {
+    let origin = Origin::start(|call| {
+        call.send("HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n");
+        while call.send("x") {
+            l7rp_testkit::let_pass(Duration::from_millis(20));
+        }
+        Then::Close
+    });
+    let proxy = over(&[&origin]).route("timeouts: { total: 400ms }").start();
+    let mut client = proxy.client();
+    assert!(client.send(get("a.test", "/cut", "")).try_response().is_err());
+    assert_eq!(proxy.logged_path("/cut")["reason"], "total_timeout");
+    eventually(SOON, || origin.open() == 0 && in_flight(&proxy) == 0.0);
+}

@@ -158,3 +158,48 @@ fn an_upstreams_own_idle_time_is_obeyed() {
     assert_eq!(proxy.get("/").status(), 200);
     eventually(Duration::from_secs(4), || telling.open() == 0);
 }
+
+#[test]
+fn an_upstream_that_answers_before_the_request_is_out_is_not_used_again() {
+    let origin = Origin::start(|call| {
+        call.send("HTTP/1.1 403 No\r\nContent-Length: 0\r\n\r\n");
+        reply::hang(call)
+    });
+    let proxy = over(&[&origin]).one_worker().start();
+    let mut client = proxy.client();
+    let answer = client.ask("POST / HTTP/1.1\r\nHost: a.test\r\nContent-Length: 100\r\n\r\nhalf");
+    assert_eq!(answer.status(), 403);
+    eventually(SOON, || origin.open() == 0);
+}
+
+#[test]
+fn an_answer_in_the_smallest_pieces_is_one() {
+    let whole = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n";
+    let origin = Origin::start(move |call| {
+        for octet in whole.bytes() {
+            call.send([octet]);
+        }
+        Then::Next
+    });
+    let proxy = over(&[&origin]).one_worker().start();
+    for _ in 0..2 {
+        assert_eq!(proxy.get("/").text(), "hi");
+    }
+    assert_eq!(origin.accepted(), 1);
+}
+
+#[test]
+fn an_answer_to_head_leaves_the_connection_where_it_should() {
+    let origin = Origin::start(|call| {
+        let body = if call.request.method() == "HEAD" { "" } else { "2\r\nhi\r\n0\r\n\r\n" };
+        call.send(format!("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n{body}"));
+        Then::Next
+    });
+    let proxy = over(&[&origin]).one_worker().start();
+    let mut client = proxy.client();
+    for _ in 0..2 {
+        assert_eq!(client.send("HEAD / HTTP/1.1\r\nHost: a.test\r\n\r\n").head().status(), 200);
+        assert_eq!(client.get("/").text(), "hi");
+    }
+    assert_eq!(origin.accepted(), 1);
+}

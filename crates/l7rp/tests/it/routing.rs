@@ -293,3 +293,16 @@ fn an_address_list_means_the_client_behind_a_trusted_proxy() {
     // What the client itself has claimed is no reason.
     assert_eq!(from("192.0.2.7, 203.0.113.1"), 200);
 }
+
+#[test]
+fn an_old_client_without_a_host_is_served() {
+    let origin = Origin::start(reply::name("x"));
+    let proxy = over(&[&origin])
+        .top("- { name: away, path_prefix: /away, redirect: { scheme: https, code: 308 } }")
+        .start();
+    assert_eq!(proxy.client().ask("GET / HTTP/1.0\r\n\r\n").text(), "x");
+    assert_eq!(origin.last().get("host"), Some(origin.address.to_string().as_str()));
+    // There is nowhere to redirect it to.
+    let answer = proxy.client().ask("GET /away HTTP/1.0\r\n\r\n");
+    assert_eq!((answer.status(), answer.get("location")), (400, None), "{answer:?}");
+}
