@@ -397,3 +397,29 @@ fn posts_keep_their_order_on_one_connection() {
         assert!(client.ask(post("/", &body)).text().ends_with(&body));
     }
 }
+
+#[test]
+fn slow_but_steady_bodies_pass_both_ways() {
+    let origin = Origin::start(|call| {
+        let length = call.body().map_or(0, <[u8]>::len);
+        call.send("HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\n");
+        for _ in 0..8 {
+            l7rp_testkit::let_pass(Duration::from_millis(100));
+            call.send("y");
+        }
+        assert_eq!(length, 8);
+        Then::Next
+    });
+    // Each longer in all than any of the times allowed without progress.
+    let proxy = over(&[&origin])
+        .listener("timeouts: { read: 400ms, write: 400ms, idle: 400ms, read_header: 400ms }")
+        .pool("response_header_timeout: 400ms")
+        .start();
+    let mut client = proxy.client();
+    client.send("POST / HTTP/1.1\r\nHost: a.test\r\nContent-Length: 8\r\n\r\n");
+    for _ in 0..8 {
+        l7rp_testkit::let_pass(Duration::from_millis(100));
+        client.send("x");
+    }
+    assert_eq!(client.response().text(), "yyyyyyyy");
+}

@@ -204,3 +204,15 @@ fn the_host_that_upstreams_see_is_chosen() {
         assert_eq!(request.get("x-forwarded-host"), Some("a.test:81"));
     }
 }
+
+#[test]
+fn a_route_can_keep_the_client_to_itself() {
+    let origin = Origin::start(reply::name("x"));
+    let proxy = over(&[&origin])
+        .route("middleware: [{ headers: { remove_request: [X-Forwarded-For, X-Real-IP] } }]")
+        .start();
+    proxy.get("/");
+    let request = origin.last();
+    assert_eq!(request.all("x-forwarded-for"), [""; 0]);
+    assert_eq!(request.all("x-real-ip"), [""; 0]);
+}

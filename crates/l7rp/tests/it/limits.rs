@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use l7rp_testkit::{Client, Message, Origin, Proxy, SOON, eventually, reply};
 
-use crate::setup::{assert_failed, get, in_flight, over};
+use crate::setup::{assert_counts, assert_failed, get, in_flight, over};
 
 /// Asks for what is refused: the answer says why, the connection ends, nothing reaches an
 /// upstream, and it is counted.
@@ -175,6 +175,9 @@ fn a_client_that_does_not_read_is_let_go() {
     client.send(get("a.test", "/slow", "")).head();
     let line = proxy.logged_path("/slow");
     assert_eq!(line["reason"], "client_stalled");
+    // It is not the upstream's fault.
+    assert_counts(&proxy, "proxy_upstream_requests_total", &[("status", "cancel")], 1.0);
+    assert_counts(&proxy, "proxy_upstream_requests_total", &[("status", "err")], 0.0);
     eventually(SOON, || origin.open() == 0 && in_flight(&proxy) == 0.0);
     eventually(SOON, || proxy.metrics().sum("proxy_connections", &[]) == 0.0);
 }

@@ -1,6 +1,7 @@
 //! What l7rp promises, shown on the running program: a file for each promise.
 
 #![allow(clippy::disallowed_methods, reason = "tests read the time and poll conditions")]
+#![allow(clippy::expect_used, clippy::panic, reason = "helpers of tests fail loudly")]
 #![allow(clippy::float_cmp, reason = "counts in metrics are whole numbers")]
 
 mod balancing;
@@ -17,3 +18,4 @@ mod reuse;
 mod routing;
 mod setup;
 mod starting;
+mod storm;

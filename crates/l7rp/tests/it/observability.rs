@@ -344,3 +344,35 @@ fn the_start_is_told() {
         assert_eq!(Client::connect(proxy.listener(name)).get("/").status(), 204);
     }
 }
+
+#[test]
+fn a_log_that_nobody_reads_holds_up_no_request() {
+    const REQUESTS: usize = 8000;
+    let mut proxy = start(
+        "listeners:\n- { name: web, bind: \"127.0.0.1:0\" }\n\
+         routes:\n- { name: r, respond: { status: 204 } }\n",
+    );
+    let stopped = proxy.stop_reading();
+    // Long lines, so that all that may wait is soon full.
+    let request = get(&format!("{}.test", "h".repeat(60)), &format!("/{}", "p".repeat(1500)), "");
+    let mut client = proxy.client();
+    for _ in 0..REQUESTS / 20 {
+        client.send(request.repeat(20));
+        for _ in 0..20 {
+            assert_eq!(client.response().status(), 204);
+        }
+    }
+    assert_counts(&proxy, "proxy_requests_total", &[], REQUESTS as f64);
+    let name = "proxy_access_log_dropped_total";
+    eventually(SOON, || proxy.metrics().sum(name, &[]) > 0.0);
+    drop(stopped);
+    // What was not dropped is all there.
+    let mut last = 0.0;
+    eventually(SOON, || {
+        last = proxy.metrics().sum(name, &[]);
+        proxy.events("request_completed").len() + last as usize == REQUESTS
+    });
+    proxy.signal(Signal::TERM);
+    assert_eq!(proxy.wait_exit(SOON), 0);
+    assert_lines_are_objects(&proxy);
+}

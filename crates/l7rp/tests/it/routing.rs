@@ -1,5 +1,7 @@
 //! A request takes the route that the precedence rules name, or none.
 
+use std::fmt::Write;
+
 use l7rp_testkit::{Client, Origin, reply};
 
 use crate::setup::{assert_counts, assert_failed, client_from, get, over, start};
@@ -8,10 +10,9 @@ use crate::setup::{assert_counts, assert_failed, client_from, get, over, start};
 fn naming(routes: &[(&str, &str)]) -> String {
     let mut yaml = String::from("listeners:\n- { name: web, bind: \"127.0.0.1:0\" }\nroutes:\n");
     for (name, keys) in routes {
-        let separator = if keys.is_empty() { "" } else { ", " };
-        yaml += &format!(
-            "- {{ name: {name}, respond: {{ status: 200, body: {name} }}{separator}{keys} }}\n"
-        );
+        let comma = if keys.is_empty() { "" } else { ", " };
+        let respond = format!("respond: {{ status: 200, body: {name} }}");
+        let _ = writeln!(yaml, "- {{ name: {name}, {respond}{comma}{keys} }}");
     }
     yaml
 }
@@ -221,6 +222,7 @@ fn a_path_can_be_rewritten() {
     let origin = Origin::start(reply::name("x"));
     let proxy = over(&[&origin])
         .route("path_prefix: /v1, rewrite: { strip_prefix: /v1, add_prefix: /app }")
+        .top("- { name: any, pool: b, rewrite: { strip_prefix: /s } }")
         .start();
     let mut client = proxy.client();
     for (path, at_the_upstream) in [
@@ -230,6 +232,10 @@ fn a_path_can_be_rewritten() {
         ("/v1?q", "/app/?q"),
         ("/v1/%2Fx//y", "/app/%2Fx//y"),
         ("/v1/v1/x", "/app/v1/x"),
+        ("/s/x", "/x"),
+        // Not that prefix.
+        ("/sx", "/sx"),
+        ("/x/s", "/x/s"),
     ] {
         assert_eq!(client.get(path).status(), 200);
         assert_eq!(origin.last().target(), at_the_upstream, "{path}");
