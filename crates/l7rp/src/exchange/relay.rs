@@ -79,9 +79,10 @@ pub async fn run<'a>(
     let stall = stall_limit(response, &buf[head_at..], pool);
     let now = x.worker.process.clock.now();
     let mut download = Download::new(response.framing, decode, std::mem::take(&mut buf), body_at, now);
-    record.status = response.status;
     let mut result = download.first();
     if result.is_ok() {
+        // Not before: a body that is broken from its beginning can still be answered with 502.
+        record.status = response.status;
         let mut relay =
             Relay { x, stream: &mut stream, upload: &mut upload, stall, deadline };
         result = relay.pump(client, space, &mut download).await;
@@ -106,7 +107,7 @@ pub async fn run<'a>(
     let used = upload.first_len();
     upload.finish(x.worker, client);
     if let Err(failure) = result {
-        if by_close {
+        if by_close && record.status != 0 {
             client.stream.reset_on_close();
         }
         return Err(failure);
