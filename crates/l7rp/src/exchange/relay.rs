@@ -237,8 +237,16 @@ impl Download {
         (self.at, self.len) = if self.decode {
             (0, self.decoded.len())
         } else {
-            (from, from + seen.used)
+            (from, from + seen.pass)
         };
+        if !self.decode {
+            let trailer = self.body.take_trailer();
+            if !trailer.is_empty() {
+                self.buf.truncate(self.len);
+                self.buf.extend_from_slice(&trailer);
+                self.len = self.buf.len();
+            }
+        }
         Ok(())
     }
 

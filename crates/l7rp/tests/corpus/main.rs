@@ -37,7 +37,6 @@ const NOT_YET: &[(&str, &str)] = &[
     ("b-050", "an offer to upgrade is taken off, not passed on"),
     ("up-009", "after an offer to upgrade, frames are taken for a request and answered with 400"),
     ("i-008", "101 opens no tunnel but counts as a bad response"),
-    ("k-011", "fields that no trailer may have spoil the response; they are not dropped"),
 ];
 
 /// Programs that take cases at the same time; most cases wait for a deadline or for nothing.
