@@ -1,7 +1,8 @@
 //! Where a message body ends.
 //!
 //! A [`Body`] looks at octets as they pass and says how many of them belong to the message.
-//! Chunked framing passes through unchanged: it is checked, not decoded and encoded again.
+//! Chunked framing passes through unchanged: it is checked, not decoded and encoded again. Only
+//! a trailer section is held back until its end, for some fields have no business in one.
 //! [`Body::decode`] takes the framing off, for a receiver that does not know chunks.
 
 use super::Framing;
@@ -19,6 +20,8 @@ pub struct Body {
     content: u64,
     /// Octets that the trailer section may still have.
     trailer_left: u32,
+    /// What is passed on in the place of the trailer section; empty while none came.
+    trailer: Vec<u8>,
 }
 
 #[derive(Clone, Debug)]
@@ -48,10 +51,10 @@ enum Chunk {
     TrailerStart,
     /// In the name of a trailer field; what was read of it so far, if it can be a known one.
     TrailerName { name: [u8; 17], len: u8 },
-    /// In the value of a trailer field.
-    TrailerValue,
+    /// In the value of a trailer field that is passed on or not.
+    TrailerValue { pass: bool },
     /// After the CR of a trailer line.
-    TrailerLf,
+    TrailerLf { pass: bool },
     /// After the CR of the last line.
     EndLf,
 }
@@ -63,6 +66,9 @@ const SIZE: Chunk = Chunk::Size { value: 0, digits: 0, line: 0 };
 pub struct Seen {
     /// This many octets at the front belong to the body.
     pub used: usize,
+    /// This many of them are passed on as they are. Fewer: a trailer section has begun, and
+    /// [`Body::take_trailer`] has what follows them once the body is done.
+    pub pass: usize,
     /// The body ends after them.
     pub done: bool,
 }
@@ -76,7 +82,12 @@ impl Body {
             Framing::Chunked => State::Chunk(SIZE),
             Framing::UntilClose => State::UntilClose,
         };
-        Self { state, content: 0, trailer_left: u32::try_from(max_trailer).unwrap_or(u32::MAX) }
+        Self {
+            state,
+            content: 0,
+            trailer_left: u32::try_from(max_trailer).unwrap_or(u32::MAX),
+            trailer: Vec::new(),
+        }
     }
 
     /// Whether the end was reached.
@@ -120,7 +131,15 @@ impl Body {
         self.read(data, |content| out.extend_from_slice(content))
     }
 
+    /// What follows the octets that were passed on once the body is done; most often nothing, else
+    /// its trailer section, to its end, without the fields that may not stand in one (RFC 9110
+    /// §6.5.1 lets a recipient discard them). Before that, nothing.
+    pub fn take_trailer(&mut self) -> Vec<u8> {
+        if self.is_done() { std::mem::take(&mut self.trailer) } else { Vec::new() }
+    }
+
     fn read(&mut self, data: &[u8], mut sink: impl FnMut(&[u8])) -> Result<Seen, Malformed> {
+        let mut pass = None;
         let used = match &mut self.state {
             State::Done => 0,
             State::UntilClose => {
@@ -138,15 +157,16 @@ impl Body {
                 }
                 n
             }
-            State::Chunk(_) => self.read_chunks(data, sink)?,
+            State::Chunk(_) => self.read_chunks(data, sink, &mut pass)?,
         };
-        Ok(Seen { used, done: self.is_done() })
+        Ok(Seen { used, pass: pass.unwrap_or(used), done: self.is_done() })
     }
 
     fn read_chunks(
         &mut self,
         data: &[u8],
         mut sink: impl FnMut(&[u8]),
+        pass: &mut Option<usize>,
     ) -> Result<usize, Malformed> {
         let mut at = 0;
         while at < data.len() {
@@ -167,7 +187,13 @@ impl Body {
             if chunk.is_trailer() {
                 self.trailer_left = self.trailer_left.checked_sub(1).ok_or(Malformed::Trailer)?;
             }
-            match chunk.step(data[at])? {
+            let next = chunk.step(data[at])?;
+            let in_trailer = chunk.is_trailer() || next.as_ref().is_some_and(Chunk::is_trailer);
+            if in_trailer || pass.is_some() || !self.trailer.is_empty() {
+                pass.get_or_insert(at);
+                hold_back(&mut self.trailer, chunk, next.as_ref(), data[at]);
+            }
+            match next {
                 Some(next) => *chunk = next,
                 None => self.state = State::Done,
             }
@@ -179,7 +205,10 @@ impl Body {
 
 impl Chunk {
     fn is_trailer(&self) -> bool {
-        matches!(self, Self::TrailerName { .. } | Self::TrailerValue | Self::TrailerLf)
+        matches!(
+            self,
+            Self::TrailerName { .. } | Self::TrailerValue { .. } | Self::TrailerLf { .. }
+        )
     }
 
     /// The state after one octet of framing; `None`: the body is complete.
@@ -195,16 +224,31 @@ impl Chunk {
             (Self::TrailerStart, b'\r') => Self::EndLf,
             (Self::TrailerStart, _) => return trailer_name([0; 17], 0, b).map(Some),
             (Self::TrailerName { name, len }, _) => return trailer_name(*name, *len, b).map(Some),
-            (Self::TrailerValue, b'\r') => Self::TrailerLf,
-            (Self::TrailerValue, b'\t' | b' '..=b'~' | 0x80..) => Self::TrailerValue,
-            (Self::SizeLf { .. } | Self::TrailerLf, b'\n') => Self::TrailerStart,
+            (&Self::TrailerValue { pass }, b'\r') => Self::TrailerLf { pass },
+            (&Self::TrailerValue { pass }, b'\t' | b' '..=b'~' | 0x80..) => {
+                Self::TrailerValue { pass }
+            }
+            (Self::SizeLf { .. } | Self::TrailerLf { .. }, b'\n') => Self::TrailerStart,
             (Self::EndLf, b'\n') => return Ok(None),
-            (Self::TrailerValue | Self::TrailerLf | Self::EndLf, _) => {
+            (Self::TrailerValue { .. } | Self::TrailerLf { .. } | Self::EndLf, _) => {
                 return Err(Malformed::Trailer);
             }
             _ => return Err(Malformed::Chunk),
         };
         Ok(Some(next))
+    }
+}
+
+/// Adds an octet of the trailer section to what is passed on of it, or takes the line back whose
+/// name has just proved to be a forbidden one.
+fn hold_back(trailer: &mut Vec<u8>, chunk: &Chunk, next: Option<&Chunk>, octet: u8) {
+    match (chunk, next) {
+        (_, Some(Chunk::TrailerValue { pass: false })) => {
+            let begin = memchr::memrchr(b'\n', trailer).map_or(0, |end| end + 1);
+            trailer.truncate(begin);
+        }
+        (Chunk::TrailerValue { pass: false } | Chunk::TrailerLf { pass: false }, _) => {}
+        _ => trailer.push(octet),
     }
 }
 
@@ -250,8 +294,7 @@ fn trailer_name(mut name: [u8; 17], len: u8, b: u8) -> Result<Chunk, Malformed> 
     let known = name.get(..len as usize);
     match b {
         b':' if len == 0 => Err(Malformed::Trailer),
-        b':' if known.is_some_and(is_forbidden_in_trailer) => Err(Malformed::Trailer),
-        b':' => Ok(Chunk::TrailerValue),
+        b':' => Ok(Chunk::TrailerValue { pass: !known.is_some_and(is_forbidden_in_trailer) }),
         _ if !is_token(b) => Err(Malformed::Trailer),
         _ => {
             if let Some(place) = name.get_mut(len as usize) {
@@ -297,13 +340,16 @@ mod tests {
         }
         assert_eq!(first.used, cut);
         let second = body.scan(&data[cut..])?;
-        Ok(Seen { used: cut + second.used, done: second.done })
+        Ok(Seen { used: cut + second.used, pass: first.pass + second.pass, done: second.done })
     }
 
     fn scan_every_cut(framing: Framing, data: &[u8]) -> Result<Seen, Malformed> {
         let whole = Body::new(framing, 1000).scan(data);
+        // How much is held back depends on the cut.
+        let without_pass = |seen: Result<Seen, Malformed>| seen.map(|s| (s.used, s.done));
         for cut in 0..=data.len() {
-            assert_eq!(scan_cut(framing, data, cut), whole, "cut at {cut}");
+            let seen = scan_cut(framing, data, cut);
+            assert_eq!(without_pass(seen), without_pass(whole), "cut at {cut}");
         }
         whole
     }
@@ -319,10 +365,13 @@ mod tests {
             (b"1\r\nx\r\n0\r\nX-Sum: abc\r\nX-Empty:\r\n\r\nrest", 33),
         ] {
             let seen = scan_every_cut(Framing::Chunked, data);
-            assert_eq!(seen, Ok(Seen { used, done: true }), "{}", data.escape_ascii());
+            let seen = seen.map(|s| (s.used, s.done));
+            assert_eq!(seen, Ok((used, true)), "{}", data.escape_ascii());
         }
-        assert_eq!(scan_every_cut(Framing::Length(3), b"abcd"), Ok(Seen { used: 3, done: true }));
-        assert_eq!(scan_every_cut(Framing::UntilClose, b"abcd"), Ok(Seen { used: 4, done: false }));
+        let seen = |used, done| Ok(Seen { used, pass: used, done });
+        assert_eq!(scan_every_cut(Framing::Length(3), b"abcd"), seen(3, true));
+        assert_eq!(scan_every_cut(Framing::UntilClose, b"abcd"), seen(4, false));
+        assert_eq!(scan_every_cut(Framing::Chunked, b"1\r\nx\r\n0\r\n\r\nmore"), seen(11, true));
     }
 
     #[test]
@@ -349,13 +398,43 @@ mod tests {
             b"0\r\n: 1\r\n",
             b"0\r\nX: a\nb\r\n",
             b"0\r\nX: a\0b\r\n",
-            b"0\r\nContent-Length: 1\r\n",
-            b"0\r\ntransfer-encoding: chunked\r\n",
-            b"0\r\nHost: a\r\n",
-            b"0\r\nset-cookie: a=b\r\n",
             b"0\r\n\rx",
         ] {
             assert!(scan_every_cut(Framing::Chunked, data).is_err(), "{}", data.escape_ascii());
+        }
+    }
+
+    /// What is passed on of `data`, cut at `first` and at `second`.
+    fn passed(data: &[u8], first: usize, second: usize) -> Vec<u8> {
+        let mut body = Body::new(Framing::Chunked, 1000);
+        let mut out = Vec::new();
+        for piece in [&data[..first], &data[first..second], &data[second..]] {
+            let seen = body.scan(piece).unwrap();
+            out.extend_from_slice(&piece[..seen.pass]);
+        }
+        assert!(body.is_done());
+        out.extend(body.take_trailer());
+        out
+    }
+
+    #[test]
+    fn a_trailer_passes_without_the_fields_that_may_not_stand_in_one() {
+        for (trailer, kept) in [
+            ("X-Sum: 9\r\n", "X-Sum: 9\r\n"),
+            ("X-A:\r\nx-b: 2\r\n", "X-A:\r\nx-b: 2\r\n"),
+            ("Content-Length: 1\r\n", ""),
+            ("transfer-encoding: chunked\r\nX: 1\r\n", "X: 1\r\n"),
+            ("X: 1\r\nHost: a\r\nY: 2\r\nset-cookie: a=b\r\n", "X: 1\r\nY: 2\r\n"),
+            ("Set-Cookie: a\r\nX-Forwarded-For: 1\r\n", ""),
+        ] {
+            let data = format!("1\r\nx\r\n0\r\n{trailer}\r\nNEXT");
+            let wanted = format!("1\r\nx\r\n0\r\n{kept}\r\n");
+            for first in 0..data.len() {
+                for second in first..data.len() {
+                    let got = passed(data.as_bytes(), first, second);
+                    assert_eq!(got.escape_ascii().to_string(), wanted.escape_debug().to_string());
+                }
+            }
         }
     }
 

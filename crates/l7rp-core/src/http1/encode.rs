@@ -79,6 +79,7 @@ pub fn request(
             | Name::Forwarded
             | Name::XRequestId => false,
             Name::Expect => head.expects_continue,
+            Name::Other if is_http2_settings(field.name.of(buf)) => false,
             _ => passes(buf, &head.fields, head.connection_named, field, changes),
         }
     });
@@ -88,6 +89,12 @@ pub fn request(
     }
     changes.write(out);
     out.extend_from_slice(b"\r\n");
+}
+
+/// The companion of `Upgrade: h2c`, which ends here: without it the offer stays one
+/// (RFC 7540 §3.2.1), whether or not `Connection` names it as it must.
+fn is_http2_settings(name: &[u8]) -> bool {
+    name.eq_ignore_ascii_case(b"http2-settings")
 }
 
 fn forwarding_fields(out: &mut Vec<u8>, buf: &[u8], head: &Request, f: &Forwarding<'_>) {
@@ -283,7 +290,7 @@ mod tests {
         let out = forwarded(
             "POST /a?b HTTP/1.1\r\nhost: example.test\r\nX-One:  1 \r\nx-two: 2\r\n\
              X-Secret: s\r\nConnection: X-Named, Content-Length, close\r\nX-Named: n\r\n\
-             TE: trailers\r\nKeep-Alive: 5\r\nUpgrade: h2c\r\nX-Empty:\r\n\
+             TE: trailers\r\nKeep-Alive: 5\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\nX-Empty:\r\n\
              X-Forwarded-For: 6.6.6.6\r\nForwarded: for=6.6.6.6\r\nX-Real-IP: 6.6.6.6\r\n\
              X-Forwarded-Host: evil\r\nX-Forwarded-Proto: https\r\nContent-Length: 3\r\n\
              X-Request-ID: old\r\n\r\n",

@@ -208,6 +208,9 @@ fn request_meaning(buf: &[u8], target: &[u8], head: &mut Request) -> Result<(), 
                 }
                 head.expects_continue = true;
             }
+            Name::Other if is_twin(field.name.of(buf)) => {
+                return Err(Failure::BadRequest(Malformed::FieldName));
+            }
             _ => {}
         }
     }
@@ -221,6 +224,21 @@ fn request_meaning(buf: &[u8], target: &[u8], head: &mut Request) -> Result<(), 
     set_target(buf, target, head)?;
     head.framing = length.framing().unwrap_or(Framing::None);
     Ok(())
+}
+
+/// Whether a backend that reads `_` as `-`, as CGI and its heirs do, takes the name for one that
+/// we act on. Nobody sends such a name but to get a value of that field past us.
+fn is_twin(name: &[u8]) -> bool {
+    // As long as the longest name that we know.
+    let mut dashed = [0; 17];
+    let Some(dashed) = dashed.get_mut(..name.len()) else { return false };
+    if !name.contains(&b'_') {
+        return false;
+    }
+    for (to, &from) in dashed.iter_mut().zip(name) {
+        *to = if from == b'_' { b'-' } else { from };
+    }
+    Name::of(dashed) != Name::Other
 }
 
 /// Checks the target (RFC 9112 §3.2): origin form, absolute form whose authority replaces
@@ -322,6 +340,9 @@ mod tests {
             ("GET / HTTP/1.1\r\nHost : a\r\n\r\n", M::FieldName),
             ("GET / HTTP/1.1\r\nHost: a\r\n b\r\n\r\n", M::FieldName),
             ("GET / HTTP/1.1\r\nHost: a\r\nX: a\0\r\n\r\n", M::FieldValue),
+            ("GET / HTTP/1.1\r\nHost: a\r\nContent_Length: 1\r\n\r\n", M::FieldName),
+            ("GET / HTTP/1.1\r\nHost: a\r\nX-forwarded_FOR: 1\r\n\r\n", M::FieldName),
+            ("GET / HTTP/1.1\r\nHost: a\r\nTransfer_Encoding: chunked\r\n\r\n", M::FieldName),
             ("GET  / HTTP/1.1\r\nHost: a\r\n\r\n", M::StartLine),
             ("GET * HTTP/1.1\r\nHost: a\r\n\r\n", M::Target),
             ("GET a/b HTTP/1.1\r\nHost: a\r\n\r\n", M::Target),
@@ -363,6 +384,14 @@ mod tests {
             ),
         ] {
             assert_eq!(refused(raw), Failure::BadRequest(why), "{}", raw.escape_debug());
+        }
+    }
+
+    #[test]
+    fn an_underscore_alone_is_no_fault() {
+        for name in ["X_Custom", "user_agent", "_", "x_forwarded_for_2", "x_forwarded_protocols"] {
+            let raw = format!("GET / HTTP/1.1\r\nHost: a\r\n{name}: 1\r\n\r\n");
+            assert!(request(raw.as_bytes()).is_ok(), "{name}");
         }
     }
 

@@ -84,9 +84,10 @@ pub async fn run<'a>(
     let now = x.worker.process.clock.now();
     let mut download =
         Download::new(response.framing, decode, std::mem::take(&mut buf), body_at, now);
-    record.status = response.status;
     let mut result = download.first(space.to_client);
     if result.is_ok() {
+        // Not before: a body that is broken from its beginning can still be answered with 502.
+        record.status = response.status;
         let mut relay = Relay { x, stream: &mut stream, upload: &mut upload, stall, deadline };
         result = relay.pump(client, space, &mut download).await;
     }
@@ -110,7 +111,7 @@ pub async fn run<'a>(
     let used = upload.first_len();
     upload.finish(x.worker, client);
     if let Err(failure) = result {
-        if by_close {
+        if by_close && record.status != 0 {
             client.stream.reset_on_close();
         }
         return Err(failure);
@@ -251,7 +252,15 @@ impl Download {
         let seen = seen.map_err(Failure::BadResponse)?;
         self.surplus |= seen.used < data.len();
         (self.at, self.len) =
-            if self.decode { (0, self.decoded.len()) } else { (from, from + seen.used) };
+            if self.decode { (0, self.decoded.len()) } else { (from, from + seen.pass) };
+        if !self.decode {
+            let trailer = self.body.take_trailer();
+            if !trailer.is_empty() {
+                self.buf.truncate(self.len);
+                self.buf.extend_from_slice(&trailer);
+                self.len = self.buf.len();
+            }
+        }
         Ok(())
     }
 

@@ -29,8 +29,9 @@ pub struct Upload {
     body: Body,
     /// The state of `body` after what came with the head, to begin again from.
     first_body: Body,
-    /// Octets of [`Incoming::rest`] that are body.
+    /// Octets of [`Incoming::rest`] that are body, and how many of them are passed on.
     first_len: usize,
+    first_pass: usize,
     max_body: u64,
     /// Octets of head and first part that are out.
     sent: usize,
@@ -60,15 +61,17 @@ impl Upload {
         if body.content() > max_body {
             return Err(Failure::BodyTooLarge);
         }
+        let trailer = body.take_trailer();
         Ok(Self {
             first_body: body.clone(),
             body,
             first_len: seen.used,
+            first_pass: seen.pass,
             max_body,
             sent: 0,
-            buf: Vec::new(),
             at: 0,
-            len: 0,
+            len: trailer.len(),
+            buf: trailer,
             waits: Waits::Upstream,
             broken: false,
             progress: incoming.arrived,
@@ -127,7 +130,7 @@ impl Upload {
         head: &[u8],
         rest: &[u8],
     ) -> Poll<Result<(), Failure>> {
-        let first = &rest[..self.first_len];
+        let first = &rest[..self.first_pass];
         loop {
             if self.waits == Waits::No {
                 return Poll::Ready(Ok(()));
@@ -185,7 +188,12 @@ impl Upload {
         if self.body.content() > self.max_body {
             return Poll::Ready(Err(Failure::BodyTooLarge));
         }
-        self.len = seen.used;
+        self.len = seen.pass;
+        let trailer = self.body.take_trailer();
+        if !trailer.is_empty() {
+            self.len += trailer.len();
+            self.buf.splice(seen.pass..seen.used, trailer);
+        }
         Poll::Ready(Ok(()))
     }
 
