@@ -139,3 +139,26 @@ fn idle_clients_cost_little() {
     let each = after.saturating_sub(before) / 800;
     assert!(each < 8 << 10, "{each} octets each");
 }
+
+#[test]
+fn answers_do_not_mix() {
+    let origin = Origin::start(reply::echo);
+    let proxy = over(&[&origin]).start();
+    thread::scope(|scope| {
+        for who in 0..12 {
+            let proxy = &proxy;
+            scope.spawn(move || {
+                let mut client = proxy.client();
+                for n in 0..120 {
+                    let body = format!("{who}-{n};").repeat(1 + (n * who) % 700);
+                    let answer = client.ask(post(&format!("/{who}/{n}"), &body)).text();
+                    assert!(answer.starts_with(&format!("POST /{who}/{n} HTTP/1.1\r\n")));
+                    assert!(answer.ends_with(&format!("\r\n\r\n{body}")), "{answer}");
+                }
+            });
+        }
+    });
+    assert_eq!(origin.requests(), 12 * 120);
+    // A connection serves many, and never two at once.
+    assert!(origin.accepted() <= 2 * 12, "{} connections", origin.accepted());
+}
