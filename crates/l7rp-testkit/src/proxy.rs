@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit};
 use serde_json::Value;
 
 use crate::{Client, Message, Metrics, SOON, lock, within};
@@ -255,6 +255,15 @@ impl Proxy {
     /// Open descriptors.
     pub fn descriptors(&self) -> usize {
         std::fs::read_dir(format!("/proc/{}/fd", self.pid())).map_or(0, Iterator::count)
+    }
+
+    /// Sets how many descriptors it may have open from now on.
+    pub fn limit_descriptors(&self, most: usize) {
+        let pid = Pid::from_raw(self.child.id().cast_signed()).expect("a process id");
+        // The hard limit stays as it is, so that this can be taken back.
+        let maximum = getrlimit(Resource::Nofile).maximum;
+        let limit = Rlimit { current: Some(most as u64), maximum };
+        prlimit(Some(pid), Resource::Nofile, limit).expect("it can be limited");
     }
 
     fn report(&self) -> String {

@@ -238,9 +238,9 @@ fn an_early_answer_reaches_a_client_that_still_sends() {
         let mut client = proxy.client();
         client.send(format!("POST / HTTP/1.1\r\nHost: a.test\r\n{framing}\r\n\r\n"));
         let mut sender = client.wire.twin();
-        let part = [b"8000\r\n", &[b'x'; 0x8000][..], b"\r\n"].concat();
+        let part = format!("8000\r\n{}\r\n", "x".repeat(0x8000));
         // Sends until the proxy has had enough.
-        let sending = thread::spawn(move || while sender.write(&part).is_ok() {});
+        let sending = thread::spawn(move || while sender.write(part.as_bytes()).is_ok() {});
         let answer = client.response();
         assert_eq!((answer.status(), answer.text().as_str()), (413, "big"), "{framing}");
         client.reset();

@@ -161,3 +161,34 @@ fn descriptors_come_back() {
     drop(clients);
     eventually(SOON, || proxy.descriptors() <= before);
 }
+
+#[test]
+fn a_shortage_of_descriptors_is_nobodys_fault_and_passes() {
+    let origin = Origin::start(reply::name("x"));
+    let proxy = over(&[&origin]).one_worker().start();
+    // Room for one client, and none for an upstream.
+    proxy.limit_descriptors(room_for_one(&proxy));
+    let mut client = proxy.client();
+    let answer = client.get("/short");
+    assert_eq!((answer.status(), answer.get("retry-after")), (503, Some("1")));
+    assert!(answer.get("proxy-status").is_some_and(|s| s.contains("local_shortage")), "{answer:?}");
+    let mut waiting = proxy.client();
+    waiting.send(get("a.test", "/waited", ""));
+    let event = proxy.wait_for_event("accept_failed", |_| true, SOON);
+    assert_eq!(event["listener"], "web");
+    proxy.limit_descriptors(1000);
+    assert_eq!(waiting.response().status(), 200);
+    assert_eq!(client.get("/").status(), 200);
+    assert_eq!(proxy.logged_path("/short")["reason"], "local_shortage");
+    let errors = proxy.metrics().sum("proxy_upstream_requests_total", &[("status", "err")]);
+    assert_eq!(errors, 0.0);
+}
+
+/// A limit below which one descriptor is free.
+fn room_for_one(proxy: &Proxy) -> usize {
+    let directory = format!("/proc/{}/fd", proxy.pid());
+    let names = std::fs::read_dir(directory).expect("it runs").flatten();
+    let used: Vec<usize> =
+        names.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    (0..).filter(|n| !used.contains(n)).nth(1).expect("there are more numbers")
+}

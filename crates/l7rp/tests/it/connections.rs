@@ -43,7 +43,7 @@ fn pipelined_requests_are_answered_in_order() {
     let mut client = proxy.client();
     let mut all = String::new();
     for n in 0..12 {
-        all += &match n % 3 {
+        let request = match n % 3 {
             0 => get("a.test", &format!("/{n}"), ""),
             1 => format!("POST /{n} HTTP/1.1\r\nHost: a.test\r\nContent-Length: 3\r\n\r\nb{n:02}"),
             _ => format!(
@@ -51,6 +51,7 @@ fn pipelined_requests_are_answered_in_order() {
                  3\r\nb{n:02}\r\n0\r\n\r\n"
             ),
         };
+        all.push_str(&request);
         if n == 5 {
             // Empty lines between requests are nothing.
             all += "\r\n\r\n";

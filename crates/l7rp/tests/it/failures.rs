@@ -102,8 +102,7 @@ fn a_head_too_large() {
 
 #[test]
 fn a_large_head_within_the_bound_passes() {
-    let cookies: String =
-        (0..30).map(|n| format!("Set-Cookie: c{n}={}\r\n", "v".repeat(2000))).collect();
+    let cookies = format!("Set-Cookie: c={}\r\n", "v".repeat(2000)).repeat(30);
     let origin = Origin::start(reply::raw_kept(format!(
         "HTTP/1.1 200 OK\r\n{cookies}Content-Length: 0\r\n\r\n"
     )));

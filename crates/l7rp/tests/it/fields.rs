@@ -59,7 +59,7 @@ fn repeated_fields_of_answers_are_not_merged() {
         ["a=1; Expires=Wed, 21 Oct 2026 07:28:00 GMT", "b=2; Max-Age=0", &cookie, "d=4", "e=5"];
     let mut head = String::from("HTTP/1.1 200 OK\r\nVary: a\r\nContent-Length: 0\r\n");
     for value in cookies {
-        head += &format!("Set-Cookie: {value}\r\n");
+        head.extend(["Set-Cookie: ", value, "\r\n"]);
     }
     head += "WWW-Authenticate: Basic\r\nVary: b\r\nWWW-Authenticate: Bearer\r\n\r\n";
     let origin = Origin::start(reply::raw_kept(head));

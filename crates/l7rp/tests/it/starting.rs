@@ -210,3 +210,28 @@ fn any_address_of_both_families_is_listened_on() {
     assert_eq!(proxy.logged_path("/four")["client_ip"], "127.0.0.1");
     assert_eq!(origin.last().get("x-forwarded-for"), Some("127.0.0.1"));
 }
+
+#[test]
+fn a_name_that_does_not_resolve_is_passed_over_in_its_pool() {
+    let origin = Origin::start(reply::name("good"));
+    let proxy = over(&[&origin])
+        .upstream("http://no-such-host.invalid:80", "weight: 1")
+        .pool("selector: { algorithm: round-robin }")
+        .start();
+    for _ in 0..6 {
+        assert_eq!(proxy.get("/one").text(), "good");
+    }
+    assert_eq!(proxy.logged_path("/one")["attempts"], 1);
+    let metrics = proxy.metrics();
+    assert_eq!(metrics.sum("proxy_upstream_eligible", &[("upstream", &origin.url())]), 1.0);
+    assert_eq!(metrics.sum("proxy_upstream_eligible", &[]), 1.0);
+}
+
+#[test]
+fn an_upstream_with_an_ipv6_address_is_reached() {
+    let loopback = std::net::SocketAddr::from((std::net::Ipv6Addr::LOCALHOST, 0));
+    let origin = Origin::start_at(loopback, reply::name("six"));
+    let proxy = over(&[&origin]).pool("host_header: upstream").start();
+    assert_eq!(proxy.get("/").text(), "six");
+    assert_eq!(origin.last().get("host"), Some(origin.address.to_string().as_str()));
+}
