@@ -56,6 +56,8 @@ pub enum Malformed {
     Chunk,
     /// Trailer section, or a field in it that must not be there.
     Trailer,
+    /// Octets behind an offer to upgrade, before it was accepted.
+    EarlyUpgrade,
     /// Status code outside 100–599.
     StatusCode,
     /// 101 that nobody asked for, or a body on an interim response.
@@ -80,6 +82,7 @@ impl Malformed {
             Self::LengthAndChunked => "content_length_with_transfer_encoding",
             Self::Chunk => "bad_chunk",
             Self::Trailer => "bad_trailer",
+            Self::EarlyUpgrade => "early_upgrade_data",
             Self::StatusCode => "bad_status_code",
             Self::Interim => "bad_interim_response",
         }
@@ -152,6 +155,10 @@ pub enum Failure {
     HeadTimeout,
     /// The request body made no progress in time.
     BodyTimeout,
+    /// The request body came more slowly than the listener allows.
+    BodyTooSlow,
+    /// Neither side of a tunnel had anything to say for too long.
+    TunnelIdle,
     /// The client left.
     ClientGone,
     /// The client does not take the response.
@@ -239,6 +246,8 @@ impl Failure {
             Self::BodyTooLarge => row(413, Client, No, "http_request_error", "body_too_large", "request body too large"),
             Self::HeadTimeout => row(408, Client, No, "http_request_error", "head_timeout", "request header section not received in time"),
             Self::BodyTimeout => row(408, Client, No, "http_request_error", "body_timeout", "request body not received in time"),
+            Self::BodyTooSlow => row(408, Client, No, "http_request_error", "body_too_slow", "request body received too slowly"),
+            Self::TunnelIdle => row(408, Client, No, "connection_read_timeout", "tunnel_idle", "tunnel without traffic for too long"),
             Self::ClientGone => row(499, Client, No, "connection_terminated", "client_gone", "client closed the connection"),
             Self::ClientStalled => row(499, Client, No, "connection_write_timeout", "client_stalled", "client does not read the response"),
             Self::NoRoute => row(404, Client, No, "destination_not_found", "no_route", "no route for this request"),
@@ -285,7 +294,7 @@ impl Failure {
 mod tests {
     use super::*;
 
-    const PLAIN: [Failure; 26] = [
+    const PLAIN: [Failure; 28] = [
         Failure::TargetTooLong,
         Failure::HeadTooLarge,
         Failure::TooManyFields,
@@ -295,6 +304,8 @@ mod tests {
         Failure::BodyTooLarge,
         Failure::HeadTimeout,
         Failure::BodyTimeout,
+        Failure::BodyTooSlow,
+        Failure::TunnelIdle,
         Failure::ClientGone,
         Failure::ClientStalled,
         Failure::NoRoute,

@@ -85,6 +85,15 @@ pub fn request(
     if head.framing == Framing::Chunked {
         out.extend_from_slice(b"Transfer-Encoding: chunked\r\n");
     }
+    let offer = head.upgrade.of(buf);
+    match (offer.is_empty(), head.takes_trailers) {
+        (true, false) => {}
+        (true, true) => out.extend_from_slice(b"TE: trailers\r\nConnection: TE\r\n"),
+        (false, _) => {
+            line(out, "Upgrade", offer);
+            out.extend_from_slice(b"Connection: Upgrade\r\n");
+        }
+    }
     changes.write(out);
     out.extend_from_slice(b"\r\n");
 }
@@ -166,7 +175,12 @@ pub fn response(
     if head.framing == Framing::Chunked && !to.is_http10 {
         out.extend_from_slice(b"Transfer-Encoding: chunked\r\n");
     }
-    if !to.keep_alive {
+    if head.status == 101 {
+        for protocol in values(buf, &head.fields, Name::Upgrade) {
+            line(out, "Upgrade", protocol);
+        }
+        out.extend_from_slice(b"Connection: Upgrade\r\n");
+    } else if !to.keep_alive {
         out.extend_from_slice(b"Connection: close\r\n");
     } else if to.is_http10 {
         out.extend_from_slice(b"Connection: keep-alive\r\n");

@@ -5,9 +5,11 @@ use std::mem::MaybeUninit;
 use smallvec::SmallVec;
 
 use super::Framing;
-use super::head::{Length, Limits, USUAL_FIELDS, connection, fields, grammar, span};
+use super::head::{
+    Length, Limits, USUAL_FIELDS, connection, fields, grammar, is_named_by_connection, span,
+};
 use crate::failure::{Failure, Malformed};
-use crate::head::{Field, Name, Span};
+use crate::head::{Field, Name, Span, list_has};
 
 /// Methods that a metric label may have; all others are [`Method::Other`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,6 +106,11 @@ pub struct Request {
     pub framing: Framing,
     /// `Connection` lists names of fields (RFC 9110 §7.6.1).
     pub connection_named: bool,
+    /// Protocols that the client offers to go on with (RFC 9110 §7.8). Empty: none, or an
+    /// offer that is not passed on.
+    pub upgrade: Span,
+    /// The client takes trailers (RFC 9110 §10.1.4).
+    pub takes_trailers: bool,
     /// Fields in order.
     pub fields: Vec<Field>,
 }
@@ -120,6 +127,8 @@ impl Default for Request {
             expects_continue: false,
             framing: Framing::None,
             connection_named: false,
+            upgrade: Span::default(),
+            takes_trailers: false,
             fields: Vec::new(),
         }
     }
@@ -188,6 +197,8 @@ fn request_meaning(buf: &[u8], target: &[u8], head: &mut Request) -> Result<(), 
     head.keep_alive = !head.is_http10;
     head.expects_continue = false;
     head.connection_named = false;
+    head.takes_trailers = false;
+    let mut upgrade = Span::default();
     for field in &head.fields {
         let value = field.value.of(buf);
         match field.id {
@@ -208,6 +219,8 @@ fn request_meaning(buf: &[u8], target: &[u8], head: &mut Request) -> Result<(), 
                 }
                 head.expects_continue = true;
             }
+            Name::Upgrade => upgrade = field.value,
+            Name::Te if !head.is_http10 => head.takes_trailers |= list_has(value, b"trailers"),
             Name::Other if is_twin(field.name.of(buf)) => {
                 return Err(Failure::BadRequest(Malformed::FieldName));
             }
@@ -223,18 +236,30 @@ fn request_meaning(buf: &[u8], target: &[u8], head: &mut Request) -> Result<(), 
     head.host = host.unwrap_or_default();
     set_target(buf, target, head)?;
     head.framing = length.framing().unwrap_or(Framing::None);
+    head.upgrade = if is_passable_offer(buf, upgrade, head) { upgrade } else { Span::default() };
     Ok(())
+}
+
+/// Whether an offer to upgrade is passed on. Not where a body stands between the offer and
+/// the other protocol, and not `h2c`, which would lead past everything that is checked here.
+fn is_passable_offer(buf: &[u8], offer: Span, head: &Request) -> bool {
+    offer.len > 0
+        && head.connection_named
+        && !head.is_http10
+        && head.framing == Framing::None
+        && is_named_by_connection(buf, &head.fields, b"upgrade")
+        && !list_has(offer.of(buf), b"h2c")
 }
 
 /// Whether a backend that reads `_` as `-`, as CGI and its heirs do, takes the name for one that
 /// we act on. Nobody sends such a name but to get a value of that field past us.
 fn is_twin(name: &[u8]) -> bool {
-    // As long as the longest name that we know.
-    let mut dashed = [0; 17];
-    let Some(dashed) = dashed.get_mut(..name.len()) else { return false };
     if !name.contains(&b'_') {
         return false;
     }
+    // As long as the longest name that we know.
+    let mut dashed = [0; 17];
+    let Some(dashed) = dashed.get_mut(..name.len()) else { return false };
     for (to, &from) in dashed.iter_mut().zip(name) {
         *to = if from == b'_' { b'-' } else { from };
     }

@@ -5,8 +5,8 @@ use std::task::{Context, Poll};
 
 use l7rp_core::attempts::{self, Next};
 use l7rp_core::failure::{Blame, Failure, Malformed};
-use l7rp_core::head;
-use l7rp_core::http1::encode::{self, Forwarding};
+use l7rp_core::head::{self, Name};
+use l7rp_core::http1::encode::{self, Forwarding, values};
 use l7rp_core::http1::request::Method;
 use l7rp_core::http1::response::parse_response;
 use l7rp_core::names::Nanos;
@@ -64,8 +64,7 @@ pub async fn run<'a>(
     pool: &'a Pool,
     deadline: Nanos,
 ) -> Result<Answered<'a>, Failure> {
-    let max_trailer = x.listener.plan.limits.max_trailer_bytes;
-    let mut upload = Upload::new(&x.incoming, max_trailer, x.max_body(route))?;
+    let mut upload = Upload::new(&x.incoming, &x.listener.plan.limits, x.max_body(route))?;
     record.bytes_in = upload.content();
     let key = hash_key(x, pool, client, sender);
     let mut tried = Tried::new();
@@ -254,21 +253,31 @@ impl Attempt<'_, '_, '_> {
         let mut at = 0;
         let mut interim = 0;
         loop {
-            let response = &mut *self.space.response;
-            match parse_response(&buf[at..], response, to_head, MAX_RESPONSE_HEAD)? {
-                Some(len) if response.status >= 200 => return Ok((at, at + len)),
-                Some(len) => {
+            let parsed =
+                parse_response(&buf[at..], self.space.response, to_head, MAX_RESPONSE_HEAD)?;
+            match (parsed, self.space.response.status) {
+                (Some(len), 200..) => return Ok((at, at + len)),
+                (Some(len), 101) if self.accepts_offer(&buf[at..]) => return Ok((at, at + len)),
+                (Some(len), status) => {
                     interim += 1;
-                    // 101 answers an Upgrade, and none is passed on.
-                    if response.status == 101 || interim > MAX_INTERIM {
+                    if status == 101 || interim > MAX_INTERIM {
                         return Err(Failure::BadResponse(Malformed::Interim));
                     }
                     self.pass_interim(&buf[at..at + len]).await?;
                     at += len;
                 }
-                None => self.read_more(stream, upload, buf).await?,
+                (None, _) => self.read_more(stream, upload, buf).await?,
             }
         }
+    }
+
+    /// Whether a 101 goes on with a protocol that the client has offered.
+    fn accepts_offer(&self, response: &[u8]) -> bool {
+        let incoming = &self.x.incoming;
+        let offer = incoming.head.upgrade.of(incoming.buf);
+        let mut chosen = values(response, &self.space.response.fields, Name::Upgrade);
+        matches!((chosen.next(), chosen.next()), (Some(protocol), None)
+            if !protocol.is_empty() && head::list_has(offer, protocol))
     }
 
     async fn pass_interim(&mut self, head: &[u8]) -> Result<(), Failure> {
@@ -353,9 +362,7 @@ fn poll_response(
 /// The next deadline before the response's head, and what it means to miss it.
 fn next_deadline(x: &Exchange<'_>, pool: &Pool, upload: &Upload, total: Nanos) -> (Nanos, Failure) {
     let (at, failure) = match upload.waits() {
-        Waits::Client => {
-            (upload.progress.plus(x.listener.plan.timeouts.read), Failure::BodyTimeout)
-        }
+        Waits::Client => upload.client_deadline(x.listener.plan.timeouts.read),
         Waits::No | Waits::Upstream => {
             (upload.progress.plus(pool.plan.response_header_timeout), Failure::ResponseTimeout)
         }

@@ -7,6 +7,7 @@ mod dispatch;
 mod forwarded;
 pub mod record;
 mod relay;
+mod tunnel;
 mod upload;
 
 use std::net::IpAddr;
@@ -139,6 +140,9 @@ impl<'a> Exchange<'a> {
         let deadline = self.deadline(route);
         let answered =
             dispatch::run(self, client, sender, record, space, route, pool, deadline).await?;
+        if space.response.status == 101 {
+            return tunnel::run(self, client, record, space, route, answered).await;
+        }
         relay::run(self, client, record, space, route, pool, answered, deadline).await
     }
 

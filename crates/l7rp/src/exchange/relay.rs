@@ -203,7 +203,7 @@ fn next_deadline(
     let (at, failure) = if download.client_is_slow {
         (download.progress.plus(timeouts.write), Failure::ClientStalled)
     } else if upload.waits() == Waits::Client {
-        (progress.plus(timeouts.read), Failure::BodyTimeout)
+        upload.client_deadline(timeouts.read)
     } else {
         let at = stall.map_or(Nanos::NEVER, |stall| progress.plus(stall));
         (at, Failure::ResponseStalled)

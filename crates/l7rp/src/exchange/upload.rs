@@ -2,6 +2,7 @@
 //! as it arrives. A slow upstream stops the client, and the reverse.
 
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use l7rp_core::failure::Failure;
 use l7rp_core::http1::body::Body;
@@ -9,8 +10,12 @@ use l7rp_core::names::Nanos;
 
 use super::Incoming;
 use super::client::{Client, poll_write_from};
+use crate::config::plan::MessageLimits;
 use crate::stream::Stream;
 use crate::worker::{SMALL, Worker};
+
+/// No body is too slow before this.
+const RATE_GRACE: Duration = Duration::from_secs(10);
 
 /// Whom an upload is waiting for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +38,9 @@ pub struct Upload {
     first_len: usize,
     first_pass: usize,
     max_body: u64,
+    /// When it began, and octets a second that it must keep up; 0: any.
+    began: Nanos,
+    min_rate: u64,
     /// Octets of head and first part that are out.
     sent: usize,
     /// What was read after the first part, and which range of it has to be written.
@@ -53,10 +61,10 @@ impl Upload {
     /// What came of the body is malformed or already too long.
     pub fn new(
         incoming: &Incoming<'_>,
-        max_trailer: usize,
+        limits: &MessageLimits,
         max_body: u64,
     ) -> Result<Self, Failure> {
-        let mut body = Body::new(incoming.head.framing, max_trailer);
+        let mut body = Body::new(incoming.head.framing, limits.max_trailer_bytes);
         let seen = body.scan(incoming.rest).map_err(Failure::BadRequest)?;
         if body.content() > max_body {
             return Err(Failure::BodyTooLarge);
@@ -68,6 +76,8 @@ impl Upload {
             first_len: seen.used,
             first_pass: seen.pass,
             max_body,
+            began: incoming.arrived,
+            min_rate: limits.min_body_rate,
             sent: 0,
             at: 0,
             len: trailer.len(),
@@ -104,6 +114,17 @@ impl Upload {
     /// Whom it is waiting for.
     pub fn waits(&self) -> Waits {
         self.waits
+    }
+
+    /// When a client that is waited for will have been too slow, and how.
+    pub fn client_deadline(&self, read: Duration) -> (Nanos, Failure) {
+        let silent = (self.progress.plus(read), Failure::BodyTimeout);
+        if self.min_rate == 0 {
+            return silent;
+        }
+        let earned = Duration::from_secs(self.body.content() / self.min_rate);
+        let slow = (self.began.plus(earned.max(RATE_GRACE)), Failure::BodyTooSlow);
+        if slow.0 < silent.0 { slow } else { silent }
     }
 
     /// Whether the whole request went out.

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use l7rp_core::failure::Scope;
 use l7rp_core::http1::request::Method;
 
-use super::stats::{BAD_REASONS, BUCKETS, ByStatus, Count, DurationSum, UpstreamStats};
+use super::stats::{BAD_REASONS, BUCKETS, ByStatus, Count, DurationSum, RouteStats, UpstreamStats};
 use crate::live::{Process, Snapshot};
 use crate::upstream::pool::Upstream;
 
@@ -17,6 +17,7 @@ pub fn render(process: &Process) -> String {
     let snapshot = process.snapshot();
     let mut text = Text(String::with_capacity(16 << 10));
     routes(&mut text, &snapshot);
+    tunnels(&mut text, &snapshot);
     upstreams(&mut text, &snapshot);
     listeners(&mut text, &snapshot);
     own(&mut text, process);
@@ -109,6 +110,19 @@ fn routes(text: &mut Text, snapshot: &Snapshot) {
                 text.histogram(name, &labels, &sum);
             }
         }
+    }
+}
+
+fn tunnels(text: &mut Text, snapshot: &Snapshot) {
+    let name = "proxy_tunnels";
+    text.family(name, "gauge", "Upgraded connections.");
+    for route in &snapshot.routes {
+        let sum = |count: fn(&RouteStats) -> &Count| -> u64 {
+            route.stats.iter().map(|shard| count(shard).get()).sum()
+        };
+        let ended = sum(|s| &s.tunnels_ended);
+        let open = sum(|s| &s.tunnels_opened).saturating_sub(ended);
+        text.sample(name, &[("route", &route.plan.name)], open);
     }
 }
 

@@ -133,6 +133,10 @@ pub struct MethodStats {
 #[repr(align(128))] // two lines: the prefetcher pulls neighbours
 pub struct RouteStats {
     methods: [OnceLock<Box<MethodStats>>; Method::ALL.len()],
+    /// Tunnels opened.
+    pub tunnels_opened: Count,
+    /// Tunnels ended.
+    pub tunnels_ended: Count,
 }
 
 impl RouteStats {
@@ -186,7 +190,7 @@ pub struct ListenerStats {
 
 /// Reasons of `proxy_bad_requests_total`: those of failures with a 4xx or 505 that the
 /// request itself has caused.
-pub const BAD_REASONS: [&str; 25] = [
+pub const BAD_REASONS: [&str; 27] = [
     "malformed_start_line",
     "malformed_target",
     "malformed_method",
@@ -201,6 +205,7 @@ pub const BAD_REASONS: [&str; 25] = [
     "content_length_with_transfer_encoding",
     "bad_chunk",
     "bad_trailer",
+    "early_upgrade_data",
     "target_too_long",
     "head_too_large",
     "too_many_fields",
@@ -210,6 +215,7 @@ pub const BAD_REASONS: [&str; 25] = [
     "body_too_large",
     "head_timeout",
     "body_timeout",
+    "body_too_slow",
     "client_stalled",
     "client_gone",
 ];

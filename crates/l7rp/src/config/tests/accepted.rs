@@ -26,7 +26,7 @@ fn what_cannot_be_served_is_named_with_its_place() {
     let one = |text: &str| accepted(text).not_yet.len();
     assert_eq!(one(&pool("circuit_breaker: { failure_ratio: 0.5 }")), 1);
     assert_eq!(one(&pool("circuit_breaker:")), 0);
-    assert_eq!(one(&route("tunnel_idle_timeout: 1h")), 1);
+    assert_eq!(one(&route("tunnel_idle_timeout: 1h")), 0);
     assert_eq!(one(&route("middleware:\n  - retry:")), 1);
     assert_eq!(one(&listener("enable_http3: false\nlimits: { min_body_rate: 0 }")), 0);
     assert_eq!(one(&pool("slow_start: 0s\nprotocol: auto")), 0);

@@ -1,0 +1,182 @@
+//! After a 101: octets in both directions until both sides have ended, or neither has said
+//! anything for too long. One side may end while the other goes on.
+
+use std::future::poll_fn;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use l7rp_core::failure::{Failure, Malformed};
+use l7rp_core::http1::encode::{self, ToClient};
+
+use super::client::{Client, poll_write_from};
+use super::dispatch::Answered;
+use super::record::Record;
+use super::{Done, Exchange, Next, Workspace};
+use crate::live::Route;
+use crate::observe::stats::RouteStats;
+use crate::stream::Stream;
+use crate::upstream::pool::Upstream;
+use crate::worker::Worker;
+
+/// One direction. It holds a buffer only while there is something in it.
+#[derive(Debug, Default)]
+struct Flow {
+    buf: Vec<u8>,
+    at: usize,
+    /// The source has ended.
+    ended: bool,
+    /// The receiver was told so.
+    told: bool,
+    /// Octets that went through.
+    moved: u64,
+}
+
+/// Passes a 101 on and tunnels to the end. The exchange's slots and the upstream's place are
+/// held as long, and given back when this returns or is dropped.
+pub(super) async fn run<'a>(
+    x: &Exchange<'a>,
+    client: &mut Client,
+    record: &mut Record<'a>,
+    space: &mut Workspace<'_>,
+    route: &'a Route,
+    answered: Answered<'a>,
+) -> Result<Done, Failure> {
+    let Answered { upstream, place: _place, mut stream, upload, buf, head_at, body_at } = answered;
+    let worker = x.worker;
+    let _connection = UpstreamConnection { worker, upstream };
+    let used = upload.first_len();
+    upload.finish(worker, client);
+    // What came before the 101 cannot have been meant for the other protocol. Passed on as
+    // such, it would be a request that nobody has checked.
+    if used < x.incoming.rest.len() || !client.ahead.is_empty() {
+        worker.buffers.give(buf);
+        record.try_failed(Failure::BadRequest(Malformed::EarlyUpgrade), worker.process.clock.now());
+        return Err(Failure::BadRequest(Malformed::EarlyUpgrade));
+    }
+    let to = ToClient { is_http10: false, keep_alive: true, request_id: record.id.as_bytes() };
+    space.to_client.clear();
+    encode::response(
+        space.to_client,
+        &buf[head_at..],
+        space.response,
+        &to,
+        &route.response_changes,
+    );
+    let now = worker.process.clock.now();
+    record.try_answered(101, now);
+    record.status = 101;
+    let until = now.plus(x.listener.plan.timeouts.write);
+    client.write_all(space.to_client, &[], until).await?;
+    let _tunnel = Tunnel::open(&route.stats[worker.index]);
+    let down = Flow { buf, at: body_at, ..Flow::default() };
+    let idle = route.plan.tunnel_idle_timeout;
+    let (up, down, result) = pump(worker, client, &mut stream, down, idle).await;
+    (record.bytes_in, record.bytes_out) = (up, down);
+    result.map(|()| Done { next: Next::Close, used: 0 })
+}
+
+/// A tunnel in the count of its route.
+struct Tunnel<'a>(&'a RouteStats);
+
+impl<'a> Tunnel<'a> {
+    fn open(stats: &'a RouteStats) -> Self {
+        stats.tunnels_opened.up();
+        Self(stats)
+    }
+}
+
+impl Drop for Tunnel<'_> {
+    fn drop(&mut self) {
+        self.0.tunnels_ended.up();
+    }
+}
+
+/// A connection in the count of its upstream, which is not used again.
+struct UpstreamConnection<'a> {
+    worker: &'a Worker,
+    upstream: &'a Upstream,
+}
+
+impl Drop for UpstreamConnection<'_> {
+    fn drop(&mut self) {
+        self.upstream.stats[self.worker.index].closes.up();
+    }
+}
+
+/// Moves octets both ways. How many went up and down, and why it ended if not because both
+/// sides were done.
+async fn pump(
+    worker: &Worker,
+    client: &mut Client,
+    upstream: &mut Stream,
+    mut down: Flow,
+    idle: Duration,
+) -> (u64, u64, Result<(), Failure>) {
+    let clock = worker.process.clock;
+    let mut up = Flow::default();
+    let mut deadline = clock.now().plus(idle);
+    let Client { stream, timer, .. } = client;
+    let result = poll_fn(|cx| {
+        let before = up.moved + down.moved;
+        let going_up = up.poll(cx, worker, stream, upstream);
+        let going_down = down.poll(cx, worker, upstream, stream);
+        if let Poll::Ready(Err(())) = going_up {
+            return Poll::Ready(Err(Failure::ClientGone));
+        }
+        if let Poll::Ready(Err(())) = going_down {
+            return Poll::Ready(Err(Failure::ResponseTruncated));
+        }
+        if going_up.is_ready() && going_down.is_ready() {
+            return Poll::Ready(Ok(()));
+        }
+        if up.moved + down.moved > before {
+            deadline = clock.now().plus(idle);
+        }
+        timer.poll(cx, deadline).map(|()| Err(Failure::TunnelIdle))
+    })
+    .await;
+    let moved = (up.moved, down.moved);
+    worker.buffers.give(up.buf);
+    worker.buffers.give(down.buf);
+    (moved.0, moved.1, result)
+}
+
+impl Flow {
+    /// Moves what can be moved. Ready when the source has ended and the receiver knows.
+    fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        worker: &Worker,
+        from: &mut Stream,
+        to: &mut Stream,
+    ) -> Poll<Result<(), ()>> {
+        loop {
+            if self.at < self.buf.len() {
+                let n = ready!(poll_write_from(to, cx, &self.buf[self.at..], &[], 0));
+                let n = n.map_err(|_| ())?;
+                self.at += n;
+                self.moved += n as u64;
+                continue;
+            }
+            if self.told {
+                return Poll::Ready(Ok(()));
+            }
+            if self.ended {
+                // A receiver that is gone already need not be told.
+                let _ = ready!(to.poll_shutdown(cx));
+                self.told = true;
+                continue;
+            }
+            if self.buf.capacity() > 0 {
+                worker.buffers.give(std::mem::take(&mut self.buf));
+                self.at = 0;
+            }
+            ready!(from.poll_readable(cx)).map_err(|_| ())?;
+            self.buf = worker.buffers.small();
+            match ready!(from.poll_fill(cx, &mut self.buf)) {
+                Ok(n) => self.ended = n == 0,
+                Err(_) => return Poll::Ready(Err(())),
+            }
+        }
+    }
+}
