@@ -197,7 +197,7 @@ fn answers_without_a_body_have_none() {
     let origin = Origin::start(|call| {
         let (status, body) = match (call.request.method(), call.request.target()) {
             ("HEAD", _) => ("200 OK\r\nContent-Length: 5", ""),
-            (_, "/204") => ("204 No Content", ""),
+            (_, "/204") => ("204 No Content\r\nContent-Length: 0", ""),
             (_, "/304") => ("304 Not Modified\r\nContent-Length: 5\r\nETag: \"x\"", ""),
             _ => ("200 OK\r\nContent-Length: 5", "hello"),
         };
