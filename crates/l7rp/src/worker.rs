@@ -15,8 +15,9 @@ use crate::live::{Process, Snapshot};
 use crate::observe::access_log::{Entry, Lines};
 use crate::upstream::idle::IdlePool;
 
-/// Octets of a buffer for heads and short bodies.
-const SMALL: usize = 64 << 10;
+/// Octets of a buffer for heads and short bodies: a head and 16 KiB fit, so that such a
+/// message takes one read, and a connection that waits for its upstream holds no more.
+pub const SMALL: usize = 20 << 10;
 /// Octets of a buffer for long bodies.
 const LARGE: usize = 256 << 10;
 /// Buffers of each kind that are kept for later.
@@ -118,6 +119,13 @@ impl Worker {
     }
 }
 
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // Exchanges that were cut have just written theirs.
+        self.hand_over_lines();
+    }
+}
+
 /// Free buffers: the warmest is used first.
 #[derive(Debug, Default)]
 pub struct Buffers {
@@ -126,7 +134,7 @@ pub struct Buffers {
 }
 
 impl Buffers {
-    /// An empty buffer of 64 KiB.
+    /// An empty buffer of 20 KiB.
     pub fn small(&self) -> Vec<u8> {
         self.small.borrow_mut().pop().unwrap_or_else(|| Vec::with_capacity(SMALL))
     }

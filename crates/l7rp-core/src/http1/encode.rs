@@ -3,8 +3,6 @@
 //! Fields that pass through unchanged are copied in runs of whole lines, so that a head of
 //! many fields costs a few copies.
 
-use std::io::Write;
-
 use super::request::Request;
 use super::response::Response;
 use super::{Framing, is_named_by_connection};
@@ -83,7 +81,7 @@ pub fn request(
             _ => passes(buf, &head.fields, head.connection_named, field, changes),
         }
     });
-    forwarding_fields(out, buf, head, forwarding);
+    forwarding_fields(out, buf, head, forwarding, changes);
     if head.framing == Framing::Chunked {
         out.extend_from_slice(b"Transfer-Encoding: chunked\r\n");
     }
@@ -97,35 +95,45 @@ fn is_http2_settings(name: &[u8]) -> bool {
     name.eq_ignore_ascii_case(b"http2-settings")
 }
 
-fn forwarding_fields(out: &mut Vec<u8>, buf: &[u8], head: &Request, f: &Forwarding<'_>) {
-    out.extend_from_slice(b"X-Forwarded-For: ");
-    if f.peer_is_trusted {
-        for value in values(buf, &head.fields, Name::XForwardedFor) {
-            out.extend_from_slice(value);
-            out.extend_from_slice(b", ");
+/// Writes what we say of the client, but for what the route drops or sets itself.
+fn forwarding_fields(
+    out: &mut Vec<u8>,
+    buf: &[u8],
+    head: &Request,
+    f: &Forwarding<'_>,
+    changes: &Changes,
+) {
+    let mut write = |name: &str, believed: &[Name], separator: &[u8], own: &[u8]| {
+        if changes.drops(name.as_bytes()) {
+            return;
         }
-    }
-    out.extend_from_slice(f.peer.as_bytes());
-    out.extend_from_slice(b"\r\n");
-    let believed = |name| {
-        let mut all = values(buf, &head.fields, name);
-        if f.peer_is_trusted { all.next_back() } else { None }
+        out.extend_from_slice(name.as_bytes());
+        out.extend_from_slice(b": ");
+        if f.peer_is_trusted {
+            for value in believed.iter().flat_map(|id| values(buf, &head.fields, *id)) {
+                if !value.is_empty() {
+                    out.extend_from_slice(value);
+                    out.extend_from_slice(separator);
+                }
+            }
+        }
+        out.extend_from_slice(own);
+        out.extend_from_slice(b"\r\n");
     };
-    line(out, "X-Forwarded-Proto", believed(Name::XForwardedProto).unwrap_or(f.proto.as_bytes()));
-    line(
-        out,
-        "X-Forwarded-Host",
-        believed(Name::XForwardedHost).unwrap_or_else(|| head.host.of(buf)),
-    );
-    line(out, "X-Real-IP", f.client.as_bytes());
-    if let Some(list) = believed(Name::Forwarded) {
-        out.extend_from_slice(b"Forwarded: ");
-        out.extend_from_slice(list);
+    write("X-Forwarded-For", &[Name::XForwardedFor], b", ", f.peer.as_bytes());
+    let last = |name| values(buf, &head.fields, name).next_back().filter(|_| f.peer_is_trusted);
+    let proto = last(Name::XForwardedProto).unwrap_or(f.proto.as_bytes());
+    write("X-Forwarded-Proto", &[], b"", proto);
+    let host = last(Name::XForwardedHost).unwrap_or_else(|| head.host.of(buf));
+    write("X-Forwarded-Host", &[], b"", host);
+    write("X-Real-IP", &[], b"", f.client.as_bytes());
+    if last(Name::Forwarded).is_some() {
         // RFC 7239 §6: an IPv6 address is put in brackets and quotes.
         let (open, close) = if f.peer.contains(':') { ("\"[", "]\"") } else { ("", "") };
-        let _ = write!(out, ", for={open}{}{close};proto={}\r\n", f.peer, f.proto);
+        let own = format!("for={open}{}{close};proto={}", f.peer, f.proto);
+        write("Forwarded", &[Name::Forwarded], b", ", own.as_bytes());
     }
-    line(out, "X-Request-ID", f.request_id);
+    write("X-Request-ID", &[], b"", f.request_id);
 }
 
 /// What the client must know of this hop.

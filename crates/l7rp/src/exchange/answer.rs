@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use l7rp_core::failure::{Blame, Failure};
+use l7rp_core::failure::{Blame, Failure, Malformed};
 use l7rp_core::http1::body::Body;
 use l7rp_core::http1::encode::line;
 use l7rp_core::http1::request::Method;
@@ -126,6 +126,10 @@ pub(super) async fn redirect(
     code: u16,
 ) -> Result<Done, Failure> {
     let (buf, head) = (x.incoming.buf, x.incoming.head);
+    if head.host.of(buf).is_empty() {
+        // HTTP/1.0 may come without one, but then there is nowhere to send it.
+        return Err(Failure::BadRequest(Malformed::HostMissing));
+    }
     let host = String::from_utf8_lossy(head.host.of(buf)).into_owned();
     // The port was that of the other scheme.
     let host = match host.rsplit_once(':') {

@@ -28,6 +28,10 @@ pub struct Client {
     pub ahead: Vec<u8>,
     /// The client has ended its side.
     pub ended: bool,
+    /// When it began to have nothing to say, and whether it ever had.
+    pub idle_since: Nanos,
+    /// A request has come in.
+    pub has_spoken: bool,
 }
 
 impl Client {

@@ -20,7 +20,10 @@ use super::{Done, Exchange, Next, Workspace};
 use crate::live::Route;
 use crate::stream::Stream;
 use crate::upstream::pool::Pool;
-use crate::worker::{Buffers, Worker};
+use crate::worker::{Buffers, SMALL, Worker};
+
+/// Octets of a response's trailer section.
+const MAX_TRAILER: usize = 64 << 10;
 
 /// A response on its way.
 #[derive(Debug)]
@@ -174,6 +177,12 @@ impl Relay<'_, '_> {
             {
                 return Poll::Ready(result);
             }
+            // A stream of events may pause for long; a client that is gone is noticed anyway.
+            if up.is_ready()
+                && let Poll::Ready(failure) = client.poll_watch(cx, &worker.buffers)
+            {
+                return Poll::Ready(Err(failure));
+            }
             let (at, failure) = next_deadline(x, upload, download, *stall, *deadline);
             client.timer.poll(cx, at).map(|()| Err(failure))
         })
@@ -205,7 +214,7 @@ fn next_deadline(
 impl Download {
     fn new(framing: Framing, decode: bool, buf: Vec<u8>, body_at: usize, now: Nanos) -> Self {
         Self {
-            body: Body::new(framing, 64 << 10),
+            body: Body::new(framing, MAX_TRAILER),
             decode,
             buf,
             at: body_at,
@@ -322,8 +331,8 @@ impl Download {
 
     /// Changes to a large buffer once the body proves long.
     fn grow(&mut self, buffers: &Buffers) {
-        let small = self.buf.capacity() <= 64 << 10;
-        let long = self.full_reads > 1 || self.body.left().is_some_and(|left| left > 64 << 10);
+        let small = self.buf.capacity() <= SMALL;
+        let long = self.full_reads > 1 || self.body.left().is_some_and(|left| left > SMALL as u64);
         if small && long {
             buffers.give(std::mem::replace(&mut self.buf, buffers.large()));
         }

@@ -10,7 +10,7 @@ use l7rp_core::names::Nanos;
 use super::Incoming;
 use super::client::{Client, poll_write_from};
 use crate::stream::Stream;
-use crate::worker::Worker;
+use crate::worker::{SMALL, Worker};
 
 /// Whom an upload is waiting for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -174,7 +174,7 @@ impl Upload {
             if ready!(client.stream.poll_readable(cx)).is_err() {
                 return Poll::Ready(Err(Failure::ClientGone));
             }
-            let long = self.body.left().is_none_or(|left| left > 64 << 10);
+            let long = self.body.left().is_none_or(|left| left > SMALL as u64);
             self.buf = if long { worker.buffers.large() } else { worker.buffers.small() };
         }
         self.buf.clear();

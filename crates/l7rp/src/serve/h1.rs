@@ -14,10 +14,12 @@ use crate::exchange::client::Client;
 use crate::exchange::record::{Record, RequestId};
 use crate::exchange::{self, Done, Incoming, Next, Workspace, answer};
 use crate::live::Listener;
-use crate::worker::{Scratch, Worker};
+use crate::worker::{SMALL, Scratch, Worker};
 
 /// How long a refused client has to read the answer.
 const LINGER: Duration = Duration::from_secs(2);
+/// Octets of the buffer for a head that comes in pieces, at first.
+const PIECE: usize = 4 << 10;
 
 /// What came of waiting for a head.
 enum Head {
@@ -25,15 +27,15 @@ enum Head {
     Complete(usize),
     /// It is refused.
     Refused(Failure),
-    /// There will be none: the client has left, or had nothing to say for too long.
+    /// Nothing of one has come.
+    Nothing,
+    /// There will be none: the client has left.
     None,
 }
 
 /// Serves a client's connection to its end.
 pub async fn serve(worker: &Rc<Worker>, listener: &Arc<Listener>, mut client: Client) {
-    let mut first = true;
-    while client.wait(worker, listener, first).await {
-        first = false;
+    while client.wait(worker, listener).await {
         // Everything that a busy connection needs is taken here and given back below.
         let mut buf = take_buffer(worker, &mut client);
         let mut scratch = worker.take_scratch();
@@ -75,6 +77,7 @@ async fn serve_burst(
             Head::Refused(failure) => {
                 return refuse(worker, listener, client, scratch, failure).await;
             }
+            Head::Nothing => return Next::KeepAlive,
             Head::None => return Next::Abort,
         };
         let (head, rest) = buf.split_at(len);
@@ -92,6 +95,7 @@ async fn serve_burst(
             }
             Next::Close | Next::Linger | Next::Abort => return next,
         }
+        client.idle_since = worker.process.clock.now();
         buf.drain(..len + used);
         if client.ahead.capacity() > 0 {
             buf.extend_from_slice(&client.ahead);
@@ -125,7 +129,10 @@ async fn read_head(
         let news = looked_at == 0 || memchr::memchr(b'\n', &buf[looked_at..]).is_some();
         if !buf.is_empty() && (news || buf.len() >= listener.limits.max_head) {
             match parse_request(buf, &mut scratch.request, listener.limits) {
-                Ok(Some(len)) => return Head::Complete(len),
+                Ok(Some(len)) => {
+                    client.has_spoken = true;
+                    return Head::Complete(len);
+                }
                 Ok(None) => {}
                 Err(failure) => return Head::Refused(failure),
             }
@@ -143,14 +150,37 @@ async fn read_head(
         }
         let Client { stream, timer, .. } = client;
         let read = poll_fn(|cx| match stream.poll_fill(cx, buf) {
-            Poll::Ready(result) => Poll::Ready(Some(result)),
-            Poll::Pending => timer.poll(cx, deadline).map(|()| None),
+            Poll::Ready(result) => Poll::Ready(Read::Some(result.unwrap_or(0))),
+            Poll::Pending if buf.is_empty() => Poll::Ready(Read::Nothing),
+            Poll::Pending => {
+                shrink(worker, buf);
+                timer.poll(cx, deadline).map(|()| Read::TooLate)
+            }
         });
         match read.await {
-            Some(Ok(n)) if n > 0 => {}
-            Some(_) => return Head::None,
-            None => return Head::Refused(Failure::HeadTimeout),
+            Read::Some(0) => return Head::None,
+            Read::Some(_) => {}
+            // A new connection is said to be readable before the kernel was ever asked.
+            Read::Nothing => return Head::Nothing,
+            Read::TooLate => return Head::Refused(Failure::HeadTimeout),
         }
+    }
+}
+
+/// What came of waiting for octets.
+enum Read {
+    /// So many; 0: the end.
+    Some(usize),
+    Nothing,
+    TooLate,
+}
+
+/// Keeps a head that comes in pieces in little memory while the next piece is waited for.
+fn shrink(worker: &Worker, buf: &mut Vec<u8>) {
+    if buf.capacity() >= SMALL && buf.len() <= PIECE / 2 {
+        let mut little = Vec::with_capacity(PIECE);
+        little.extend_from_slice(buf);
+        worker.buffers.give(std::mem::replace(buf, little));
     }
 }
 
@@ -184,7 +214,7 @@ async fn refuse(
 
 impl Client {
     /// Waits for the next request without holding a buffer. False: there will be none.
-    async fn wait(&mut self, worker: &Worker, listener: &Listener, first: bool) -> bool {
+    async fn wait(&mut self, worker: &Worker, listener: &Listener) -> bool {
         if !self.ahead.is_empty() {
             return true;
         }
@@ -193,15 +223,15 @@ impl Client {
         }
         let timeouts = &listener.plan.timeouts;
         // A client that has just connected is expected to speak.
-        let patience = if first { timeouts.read_header } else { timeouts.idle };
-        let deadline = worker.process.clock.now().plus(patience);
-        let Self { stream, timer, .. } = self;
+        let patience = if self.has_spoken { timeouts.idle } else { timeouts.read_header };
+        let deadline = self.idle_since.plus(patience);
+        let Self { stream, timer, has_spoken, .. } = self;
         poll_fn(|cx| {
             if stream.poll_readable(cx).is_ready() {
                 return Poll::Ready(true);
             }
             // A new connection may carry a request that was sent before the drain began.
-            if worker.process.is_draining() && !first {
+            if worker.process.is_draining() && *has_spoken {
                 return Poll::Ready(false);
             }
             timer.poll(cx, deadline).map(|()| false)

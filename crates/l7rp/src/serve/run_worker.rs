@@ -174,6 +174,8 @@ fn take_on(worker: &Rc<Worker>, listener: &Arc<Listener>, stream: Stream, peer: 
             peer_text: peer.map_or_else(|| "unix".into(), |ip| ip.to_string().into()),
             ahead: Vec::new(),
             ended: false,
+            idle_since: entry.worker.process.clock.now(),
+            has_spoken: false,
         };
         h1::serve(&entry.worker, &entry.listener, client).await;
     });
