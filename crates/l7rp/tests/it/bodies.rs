@@ -198,6 +198,7 @@ fn answers_without_a_body_have_none() {
         let (status, body) = match (call.request.method(), call.request.target()) {
             ("HEAD", _) => ("200 OK\r\nContent-Length: 5", ""),
             (_, "/204") => ("204 No Content", ""),
+            (_, "/204-5") => ("204 No Content\r\nContent-Length: 5", ""),
             (_, "/304") => ("304 Not Modified\r\nContent-Length: 5\r\nETag: \"x\"", ""),
             _ => ("200 OK\r\nContent-Length: 5", "hello"),
         };
@@ -214,6 +215,11 @@ fn answers_without_a_body_have_none() {
     assert_eq!((answer.status(), answer.get("etag")), (304, Some("\"x\"")));
     assert_eq!(client.get("/").text(), "hello");
     assert_eq!(origin.accepted(), 1);
+    // One that announces a body may send it: its connection is not used again.
+    let answer = client.get("/204-5");
+    assert_eq!((answer.status(), answer.get("content-length")), (204, None));
+    assert_eq!(client.get("/").text(), "hello");
+    assert_eq!(origin.accepted(), 2);
 }
 
 #[test]

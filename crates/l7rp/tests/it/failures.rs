@@ -302,3 +302,15 @@ fn the_routes_time_is_over_in_the_middle_of_the_answer() {
     assert_eq!(proxy.logged_path("/cut")["reason"], "total_timeout");
     eventually(SOON, || origin.open() == 0 && in_flight(&proxy) == 0.0);
 }
+
+#[test]
+fn a_flood_of_interim_answers_is_ended() {
+    let origin = Origin::start(|call| {
+        while call.send("HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n") {}
+        Then::Close
+    });
+    let proxy = over(&[&origin]).start();
+    let answer = proxy.get("/");
+    assert_failed(&proxy, &answer, 502, "http_protocol_error", "bad_interim_response");
+    eventually(SOON, || origin.open() == 0 && in_flight(&proxy) == 0.0);
+}
