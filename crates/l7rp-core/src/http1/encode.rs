@@ -134,7 +134,10 @@ fn forwarding_fields(
     let proto = last(Name::XForwardedProto).unwrap_or(f.proto.as_bytes());
     write("X-Forwarded-Proto", &[], b"", proto);
     let host = last(Name::XForwardedHost).unwrap_or_else(|| head.host.of(buf));
-    write("X-Forwarded-Host", &[], b"", host);
+    // HTTP/1.0 may come without one.
+    if !host.is_empty() {
+        write("X-Forwarded-Host", &[], b"", host);
+    }
     write("X-Real-IP", &[], b"", f.client.as_bytes());
     if last(Name::Forwarded).is_some() {
         // RFC 7239 §6: an IPv6 address is put in brackets and quotes.
@@ -322,7 +325,8 @@ mod tests {
             out,
             "POST /a?b HTTP/1.1\r\nHost: example.test\r\nX-One: 1\r\nx-two: 2\r\nX-Empty: \r\n\
              Content-Length: 3\r\nX-Forwarded-For: 192.0.2.1\r\nX-Forwarded-Proto: http\r\n\
-             X-Forwarded-Host: example.test\r\nX-Real-IP: 192.0.2.1\r\nX-Request-ID: id-1\r\n\r\n"
+             X-Forwarded-Host: example.test\r\nX-Real-IP: 192.0.2.1\r\nX-Request-ID: id-1\r\n\
+             TE: trailers\r\nConnection: TE\r\n\r\n"
         );
     }
 

@@ -129,7 +129,7 @@ fn response_meaning(
         100..=199 => Framing::None,
         204 | 304 => {
             // A 204 has no body by definition; one that announces it may well send it.
-            if head.status == 204 && framing.is_some() {
+            if head.status == 204 && framing.is_some_and(|f| f != Framing::Length(0)) {
                 head.keep_alive = false;
             }
             Framing::None

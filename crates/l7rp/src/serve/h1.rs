@@ -71,9 +71,13 @@ async fn serve_burst(
     buf: &mut Vec<u8>,
     scratch: &mut Scratch,
 ) -> Next {
+    let mut offered = false;
     loop {
         let len = match read_head(worker, listener, client, buf, scratch).await {
             Head::Complete(len) => len,
+            // What stands behind an offer to upgrade that was not taken up may be of the offered
+            // protocol; it is owed no answer.
+            Head::Refused(_) if offered => return Next::Abort,
             Head::Refused(failure) => {
                 return refuse(worker, listener, client, scratch, failure).await;
             }
@@ -95,6 +99,7 @@ async fn serve_burst(
             }
             Next::Close | Next::Linger | Next::Abort => return next,
         }
+        offered = scratch.request.upgrade.len > 0;
         client.idle_since = worker.process.clock.now();
         buf.drain(..len + used);
         if client.ahead.capacity() > 0 {

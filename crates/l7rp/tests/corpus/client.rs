@@ -108,7 +108,12 @@ impl Client {
         };
         let mut answer = Answer { status, head, ..Answer::default() };
         if status == 101 {
+            // What came through the tunnel until it fell silent; then the client leaves.
             self.wire.patience(Duration::from_secs(1));
+            let _ = self.wire.body(Framing::UntilClose, &mut answer.body);
+            let _ = self.wire.stream.shutdown(Shutdown::Both);
+            answer.complete = true;
+            return (Some(answer), Some(Stop::Eof));
         }
         let stop = self.wire.body(framing, &mut answer.body).err();
         answer.complete = stop.is_none();
