@@ -225,7 +225,6 @@ const fn row(
 impl Failure {
     /// What this failure means.
     #[rustfmt::skip] // a table, a row a line
-    #[expect(clippy::too_many_lines, reason = "one table, one row for each variant")]
     pub fn meaning(self) -> Meaning {
         use Again::{IfRepeatable, No, Unsent};
         use Blame::{Client, Proxy, Upstream};
@@ -259,7 +258,7 @@ impl Failure {
             Self::LocalShortage => row(503, Proxy, No, "proxy_internal_error", "local_shortage", "proxy is out of a local resource"),
             Self::UpstreamClosed => row(502, Upstream, IfRepeatable, "connection_terminated", "upstream_closed", "upstream closed the connection without a response"),
             Self::ResponseTimeout => row(504, Upstream, IfRepeatable, "http_response_timeout", "response_timeout", "upstream did not respond in time"),
-            Self::TotalTimeout => row(504, Proxy, No, "http_response_timeout", "total_timeout", "request took longer than the route allows"),
+            Self::TotalTimeout => row(504, Upstream, No, "http_response_timeout", "total_timeout", "request took longer than the route allows"),
             Self::BadResponse(why) => row(502, Upstream, IfRepeatable, "http_protocol_error", why.name(), "upstream sent an invalid response"),
             Self::ResponseHeadTooLarge => row(502, Upstream, IfRepeatable, "http_response_header_section_size", "response_head_too_large", "upstream response header section too large"),
             Self::ResponseTruncated => row(502, Upstream, No, "http_response_incomplete", "response_truncated", "upstream closed before the end of the response"),

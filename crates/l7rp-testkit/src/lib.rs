@@ -13,6 +13,7 @@
 )]
 
 mod client;
+mod gate;
 mod message;
 mod metrics;
 mod origin;
@@ -22,13 +23,14 @@ mod wait;
 mod wire;
 
 pub use client::Client;
+pub use gate::Gate;
 pub use message::Message;
 pub use metrics::Metrics;
 pub use origin::{Call, Origin, Seen, Then};
 pub use proxy::Proxy;
 pub use rustix::process::Signal;
 pub use serde_json::Value;
-pub use wait::{eventually, within};
+pub use wait::{eventually, let_pass, within};
 pub use wire::Wire;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -38,6 +38,8 @@ pub struct Call<'a> {
     pub connection: usize,
     /// Number of the request at this upstream, from 0.
     pub number: usize,
+    /// Number of the request on its connection, from 0.
+    pub on_connection: usize,
     /// The connection.
     pub wire: &'a mut Wire,
     shared: &'a Shared,
@@ -209,6 +211,7 @@ fn connection(
 ) {
     let closer = stream.try_clone();
     let mut wire = Wire::from(stream);
+    let mut served = 0;
     while let Ok(Some(request)) = wire.read_head() {
         let nth = {
             let mut seen = lock(&shared.seen);
@@ -219,10 +222,12 @@ fn connection(
             request,
             connection: number,
             number: nth,
+            on_connection: served,
             wire: &mut wire,
             shared,
             body_read: false,
         };
+        served += 1;
         let then = script(&mut call);
         match then {
             Then::Next if call.body().is_ok() => {}

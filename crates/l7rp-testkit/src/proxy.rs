@@ -18,6 +18,7 @@ use crate::{Client, Message, Metrics, SOON, lock, within};
 pub struct Proxy {
     child: Child,
     lines: Arc<Mutex<Vec<Value>>>,
+    reading: Arc<Mutex<()>>,
     errors: Arc<Mutex<String>>,
     readers: Vec<JoinHandle<()>>,
     started: Value,
@@ -79,6 +80,8 @@ impl Proxy {
         let lines = Arc::new(Mutex::new(Vec::new()));
         let errors = Arc::new(Mutex::new(String::new()));
         let (out, err) = (child.stdout.take(), child.stderr.take());
+        let reading = Arc::new(Mutex::new(()));
+        let may_read = reading.clone();
         let (to_lines, to_errors) = (lines.clone(), errors.clone());
         let readers = vec![
             thread::spawn(move || {
@@ -88,6 +91,7 @@ impl Proxy {
                     let text = String::from_utf8_lossy(&line).into_owned();
                     let value = serde_json::from_slice(&line).unwrap_or(Value::String(text));
                     lock(&to_lines).push(value);
+                    drop(lock(&may_read));
                 }
             }),
             thread::spawn(move || {
@@ -98,7 +102,7 @@ impl Proxy {
                 }
             }),
         ];
-        Self { child, lines, errors, readers, started: Value::Null, directory }
+        Self { child, lines, reading, errors, readers, started: Value::Null, directory }
     }
 
     /// Address of the first listener.
@@ -161,6 +165,11 @@ impl Proxy {
     /// Everything written to standard output; a line that is no JSON is a string.
     pub fn lines(&self) -> Vec<Value> {
         lock(&self.lines).clone()
+    }
+
+    /// Standard output is not read any more while the result lives.
+    pub fn stop_reading(&self) -> impl Drop + use<'_> {
+        lock(&self.reading)
     }
 
     /// All events of this name so far.

@@ -1,6 +1,6 @@
 //! What upstreams commonly do.
 
-use crate::{Call, Then};
+use crate::{Call, Gate, Then};
 
 /// Answers 200 with `name`, whatever comes, and keeps the connection.
 pub fn name(name: &str) -> impl Fn(&mut Call<'_>) -> Then + Send + Sync + use<> {
@@ -9,6 +9,32 @@ pub fn name(name: &str) -> impl Fn(&mut Call<'_>) -> Then + Send + Sync + use<> 
         if call.body().is_err() {
             return Then::Close;
         }
+        call.send(&answer);
+        Then::Next
+    }
+}
+
+/// As [`name`], each time after `delay`.
+pub fn slow(
+    name: &str,
+    delay: std::time::Duration,
+) -> impl Fn(&mut Call<'_>) -> Then + Send + Sync + use<> {
+    let answer = ok(name);
+    move |call| {
+        std::thread::sleep(delay);
+        call.send(&answer);
+        Then::Next
+    }
+}
+
+/// As [`name`], but each answer waits for `gate`.
+pub fn held(name: &str, gate: &Gate) -> impl Fn(&mut Call<'_>) -> Then + Send + Sync + use<> {
+    let (answer, gate) = (ok(name), gate.clone());
+    move |call| {
+        if call.body().is_err() {
+            return Then::Close;
+        }
+        gate.pass();
         call.send(&answer);
         Then::Next
     }

@@ -30,3 +30,8 @@ pub fn within<T>(limit: Duration, mut ask: impl FnMut() -> Option<T>) -> Option<
         thread::sleep(POLL);
     }
 }
+
+/// Lets time pass, for tests whose subject is time itself.
+pub fn let_pass(time: Duration) {
+    thread::sleep(time);
+}

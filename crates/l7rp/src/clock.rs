@@ -29,7 +29,7 @@ impl Clock {
     /// The point `at` in the runtime's terms, for its timers.
     pub fn instant(&self, at: Nanos) -> Instant {
         // A timer some years ahead is as good as none, and no sum overflows.
-        let ahead = Duration::from_nanos(at.0).min(Duration::from_secs(10 * 365 * 86_400));
+        let ahead = Duration::from_nanos(at.0).min(Duration::from_hours(10 * 365 * 24));
         self.origin + ahead
     }
 }

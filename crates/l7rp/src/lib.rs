@@ -17,6 +17,7 @@
 //! upstream; all → clock, observe, `l7rp_core`.
 
 pub mod admin;
+pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod exchange;
@@ -28,5 +29,6 @@ pub mod running;
 pub mod serve;
 pub mod stream;
 mod timer;
+pub mod tools;
 pub mod upstream;
 pub mod worker;

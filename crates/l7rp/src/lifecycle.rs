@@ -15,6 +15,8 @@ use crate::running::{self, Running};
 const FAILED: u8 = 1;
 /// Exit code when a second signal ended the drain.
 const FORCED: u8 = 3;
+/// Signals that come together are one.
+const SAME_SIGNAL: Duration = Duration::from_millis(100);
 /// How long the last log lines may take.
 const LAST_LINES: Duration = Duration::from_secs(1);
 
@@ -89,9 +91,15 @@ async fn run(plan: Plan, events: &Arc<Events>) -> Result<ExitCode, String> {
         grace_ms: drain.timeout.as_millis() as u64,
     });
     running.leave();
+    let again = async {
+        // Some supervisors signal a process and then its group: that is one signal.
+        while clock.now().since(began) < SAME_SIGNAL {
+            signals.stop(events).await;
+        }
+    };
     let orderly = tokio::select! {
         () = drained(&mut running, &drain) => true,
-        _ = signals.stop(events) => false,
+        () = again => false,
     };
     let cut = running.stop() as u64;
     if orderly {

@@ -69,9 +69,9 @@ pub struct Running {
 pub fn start(plan: Plan, events: Arc<Events>) -> Result<Running, StartError> {
     let clock = Clock::new();
     let max_open_files = raise_open_files();
-    let count = plan.workers.unwrap_or_else(|| {
-        std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
-    });
+    let count = plan
+        .workers
+        .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, std::num::NonZero::get));
     let mut bound = Vec::new();
     for listener in &plan.listeners {
         bound.push(listen::bind(&listener.bind, count)?);

@@ -29,7 +29,11 @@ impl Stream {
 
     /// Appends what can be read at once to `buf`, into its spare capacity only; there must
     /// be some. `Ok(0)`: the peer has ended its side.
-    pub fn poll_fill(&mut self, cx: &mut Context<'_>, buf: &mut Vec<u8>) -> Poll<io::Result<usize>> {
+    pub fn poll_fill(
+        &mut self,
+        cx: &mut Context<'_>,
+        buf: &mut Vec<u8>,
+    ) -> Poll<io::Result<usize>> {
         match self {
             Self::Tcp(s) => pin!(s.read_buf(buf)).poll(cx),
             Self::Unix(s) => pin!(s.read_buf(buf)).poll(cx),
@@ -73,6 +77,14 @@ impl Stream {
             Self::Unix(s) => s.try_read(&mut octet),
         };
         matches!(result, Err(e) if e.kind() == io::ErrorKind::WouldBlock)
+    }
+
+    /// Writes what can be written at once, and forgets the rest.
+    pub fn try_say(&self, words: &[u8]) {
+        let _ = match self {
+            Self::Tcp(s) => s.try_write(words),
+            Self::Unix(s) => s.try_write(words),
+        };
     }
 
     /// Makes closing this stream a reset, so that the peer cannot take what it got for whole.

@@ -38,7 +38,11 @@ pub struct Worker {
     /// Woken when there are access-log lines to be handed over.
     pub lines_waiting: Notify,
     lines: Lines,
-    scratches: RefCell<Vec<Box<Scratch>>>,
+    scratches: RefCell<Vec<Scratch>>,
+    #[expect(
+        clippy::redundant_allocation,
+        reason = "a count of this thread's own beside the shared one"
+    )]
     snapshot: RefCell<Rc<Arc<Snapshot>>>,
     generation: Cell<u64>,
 }
@@ -98,12 +102,12 @@ impl Worker {
     }
 
     /// A scratch to work with.
-    pub fn take_scratch(&self) -> Box<Scratch> {
+    pub fn take_scratch(&self) -> Scratch {
         self.scratches.borrow_mut().pop().unwrap_or_default()
     }
 
     /// Gives a scratch back.
-    pub fn give_scratch(&self, mut scratch: Box<Scratch>) {
+    pub fn give_scratch(&self, mut scratch: Scratch) {
         let mut free = self.scratches.borrow_mut();
         let usual = scratch.to_upstream.capacity() + scratch.to_client.capacity() <= SMALL;
         if free.len() < KEPT && usual {

@@ -218,8 +218,7 @@ impl Chunk {
             (&Self::Extension { value, line, quoted }, _) => {
                 return extension(value, line, quoted, b);
             }
-            (Self::SizeLf { value: 0 }, b'\n') => Self::TrailerStart,
-            (Self::SizeLf { value }, b'\n') => Self::Data { left: *value },
+            (Self::SizeLf { value }, b'\n') if *value > 0 => Self::Data { left: *value },
             (Self::DataCr, b'\r') => Self::DataLf,
             (Self::DataLf, b'\n') => SIZE,
             (Self::TrailerStart, b'\r') => Self::EndLf,
@@ -229,7 +228,7 @@ impl Chunk {
             (&Self::TrailerValue { pass }, b'\t' | b' '..=b'~' | 0x80..) => {
                 Self::TrailerValue { pass }
             }
-            (Self::TrailerLf { .. }, b'\n') => Self::TrailerStart,
+            (Self::SizeLf { .. } | Self::TrailerLf { .. }, b'\n') => Self::TrailerStart,
             (Self::EndLf, b'\n') => return Ok(None),
             (Self::TrailerValue { .. } | Self::TrailerLf { .. } | Self::EndLf, _) => {
                 return Err(Malformed::Trailer);

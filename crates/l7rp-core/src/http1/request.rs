@@ -82,6 +82,7 @@ impl Method {
 }
 
 /// A request head. Spans are relative to the buffer it was parsed from.
+#[expect(clippy::struct_excessive_bools, reason = "independent facts, not a state")]
 #[derive(Clone, Debug)]
 pub struct Request {
     /// Method as a known one.
@@ -101,7 +102,7 @@ pub struct Request {
     pub expects_continue: bool,
     /// Where the body ends.
     pub framing: Framing,
-    /// Field names, in lower case or not, that `Connection` lists (RFC 9110 §7.6.1).
+    /// `Connection` lists names of fields (RFC 9110 §7.6.1).
     pub connection_named: bool,
     /// Fields in order.
     pub fields: Vec<Field>,
@@ -190,11 +191,10 @@ fn request_meaning(buf: &[u8], target: &[u8], head: &mut Request) -> Result<(), 
     for field in &head.fields {
         let value = field.value.of(buf);
         match field.id {
-            Name::Host => {
-                if host.replace(field.value).is_some() {
-                    return Err(Failure::BadRequest(Malformed::HostRepeated));
-                }
+            Name::Host if host.is_some() => {
+                return Err(Failure::BadRequest(Malformed::HostRepeated));
             }
+            Name::Host => host = Some(field.value),
             Name::ContentLength => length.content_length(value).map_err(Failure::BadRequest)?,
             Name::TransferEncoding => {
                 length.transfer_encoding(value, head.is_http10).map_err(Failure::BadRequest)?;
@@ -252,21 +252,7 @@ fn set_target(buf: &[u8], target: &[u8], head: &mut Request) -> Result<(), Failu
     if target.starts_with(b"/") || (target == b"*" && head.method == Method::Options) {
         return Ok(());
     }
-    let rest = match target {
-        [b'h' | b'H', b't' | b'T', b't' | b'T', b'p' | b'P', b':', b'/', b'/', rest @ ..]
-        | [
-            b'h' | b'H',
-            b't' | b'T',
-            b't' | b'T',
-            b'p' | b'P',
-            b's' | b'S',
-            b':',
-            b'/',
-            b'/',
-            rest @ ..,
-        ] => rest,
-        _ => return Err(BAD),
-    };
+    let rest = after_scheme(target).ok_or(BAD)?;
     let end = rest.iter().position(|&b| b == b'/' || b == b'?').unwrap_or(rest.len());
     let (authority, path) = rest.split_at(end);
     if authority.is_empty() {
@@ -281,6 +267,13 @@ fn set_target(buf: &[u8], target: &[u8], head: &mut Request) -> Result<(), Failu
     head.host = span(buf, authority);
     head.target = span(buf, path);
     Ok(())
+}
+
+/// What stands after `http://` or `https://` in any case.
+fn after_scheme(target: &[u8]) -> Option<&[u8]> {
+    let (scheme, rest) = target.split_at_checked(memchr::memchr(b':', target)?)?;
+    let known = scheme.eq_ignore_ascii_case(b"http") || scheme.eq_ignore_ascii_case(b"https");
+    if known { rest.strip_prefix(b"://") } else { None }
 }
 
 fn request_error(buf: &[u8], e: httparse::Error) -> Failure {

@@ -21,7 +21,7 @@ pub struct Response {
     pub keep_alive_timeout: Option<u32>,
     /// Where the body ends.
     pub framing: Framing,
-    /// See [`Request::connection_named`].
+    /// `Connection` lists names of fields (RFC 9110 §7.6.1).
     pub connection_named: bool,
     /// Fields in order.
     pub fields: Vec<Field>,

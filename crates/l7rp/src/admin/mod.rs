@@ -1,6 +1,7 @@
 //! Endpoints about the proxy itself, on a listener of their own, served by the control
 //! thread: they answer while all workers are busy, and to the end of a drain.
 
+use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -97,7 +98,8 @@ async fn exchange(
                 Ok(None) => {}
                 Err(failure) => {
                     let m = failure.meaning();
-                    let text = format!("HTTP/1.1 {} {}\r\nConnection: close\r\n\r\n", m.status, m.text);
+                    let text =
+                        format!("HTTP/1.1 {} {}\r\nConnection: close\r\n\r\n", m.status, m.text);
                     let _ = stream.write_all(text.as_bytes()).await;
                     return None;
                 }
@@ -124,7 +126,7 @@ fn written(answer: &Answer, keep: bool, to_head: bool) -> String {
     let Answer { status, content_type, body } = answer;
     let mut text = format!("HTTP/1.1 {status}\r\n");
     if !status.starts_with("204") {
-        text += &format!("Content-Type: {content_type}\r\nContent-Length: {}\r\n", body.len());
+        let _ = write!(text, "Content-Type: {content_type}\r\nContent-Length: {}\r\n", body.len());
     }
     if !keep {
         text += "Connection: close\r\n";

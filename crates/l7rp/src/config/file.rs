@@ -5,6 +5,7 @@
 //! of the parent module, so that one missing key does not hide what is wrong elsewhere. The
 //! doc comments are the descriptions in the JSON schema.
 
+mod fault;
 mod near;
 mod nodes;
 mod pools;
@@ -208,7 +209,8 @@ impl Default for ListenerTimeoutsSection {
 #[serde(default, deny_unknown_fields)]
 pub struct MessageLimitsSection {
     /// Fields of a head.
-    pub max_headers: u32,
+    #[schemars(range(min = 1))]
+    pub max_headers: i64,
     /// Length of a request target.
     pub max_target_bytes: Size,
     /// Length of a trailer section.

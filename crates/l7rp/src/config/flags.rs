@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::plan::{
-    Action, Algorithm, Breaker, Dns, Drain, HashKey, HeaderChanges, HostHeader, HostPattern,
+    Action, Algorithm, Bind, Breaker, Dns, Drain, HashKey, HeaderChanges, HostHeader, HostPattern,
     Keepalive, Listener, ListenerTimeouts, MessageLimits, Plan, Pool, RetryBudget, Rewrite, Route,
     Selector, Tracing, Upstream, UpstreamProtocol, UpstreamTls,
 };
@@ -17,7 +17,7 @@ const fn secs(n: u64) -> Duration {
 /// `--max-in-flight`; or everything that is wrong with them.
 pub fn from_flags(listen: &str, backends: &str, max_in_flight: u32) -> Result<Plan, Vec<String>> {
     let mut wrongs = Vec::new();
-    let bind = bind(listen).map_err(|complaint| wrongs.push(told("--listen", &complaint))).ok();
+    let bind = bind_address("--listen", listen).map_err(|wrong| wrongs.push(wrong)).ok();
     let upstreams = upstreams(backends, &mut wrongs);
     if max_in_flight == 0 {
         wrongs.push("--max-in-flight: must be at least 1".to_owned());
@@ -39,6 +39,11 @@ pub fn from_flags(listen: &str, backends: &str, max_in_flight: u32) -> Result<Pl
         }),
         _ => Err(wrongs),
     }
+}
+
+/// An address to listen on that was given as a flag.
+pub fn bind_address(flag: &str, text: &str) -> Result<Bind, String> {
+    bind(text).map_err(|complaint| told(flag, &complaint))
 }
 
 fn told(flag: &str, complaint: &super::validate::Complaint) -> String {
@@ -84,7 +89,7 @@ fn upstreams(backends: &str, wrongs: &mut Vec<String>) -> Vec<Upstream> {
     upstreams
 }
 
-fn listener(bind: super::plan::Bind) -> Listener {
+fn listener(bind: Bind) -> Listener {
     Listener {
         name: "main".to_owned(),
         bind,

@@ -1,4 +1,4 @@
-//! Configuration: as written ([`file`]), as meant ([`plan`]), what makes the one into the
+//! Configuration: as written ([`mod@file`]), as meant ([`plan`]), what makes the one into the
 //! other ([`validate`]), what is wrong ([`wrong`]), and what cannot be served yet
 //! ([`needs`]).
 
@@ -15,7 +15,7 @@ mod tests;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-pub use flags::from_flags;
+pub use flags::{bind_address, from_flags};
 pub use plan::Plan;
 pub use wrong::{Refused, Severity, Wrong};
 
@@ -105,7 +105,7 @@ pub fn load(path: &Path, files: Files) -> Result<Loaded, LoadError> {
         .map_err(|e| LoadError::Unreadable(format!("cannot read the configuration {name}: {e}")))?;
     let text = String::from_utf8(bytes).map_err(|e| {
         let valid = e.utf8_error().valid_up_to();
-        let line = 1 + e.as_bytes()[..valid].iter().filter(|b| **b == b'\n').count();
+        let line = 1 + memchr::memchr_iter(b'\n', &e.as_bytes()[..valid]).count();
         LoadError::Unreadable(format!("the configuration {name} is not UTF-8 text: line {line}"))
     })?;
     let base = path.parent().map_or_else(PathBuf::new, Path::to_path_buf);

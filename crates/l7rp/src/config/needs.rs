@@ -1,7 +1,7 @@
 //! What is understood but cannot be served by this version. Refusing to serve is better than
 //! serving without something that the operator counts on.
 //!
-//! Each feature has one line in [`NOT_YET`]; the line goes when the feature comes.
+//! Each feature has one line in `NOT_YET`; the line goes when the feature comes.
 
 use super::file::{KeyPath, Kind, Node, Tree};
 use super::plan::Scheme;

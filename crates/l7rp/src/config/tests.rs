@@ -31,8 +31,16 @@ struct With<'a> {
 
 impl With<'_> {
     fn text(&self) -> String {
-        let indent =
-            |text: &str| text.lines().map(|line| format!("    {line}\n")).collect::<String>();
+        let indent = |text: &str| {
+            text.lines()
+                .flat_map(|line| {
+                    [
+                        "    ", line, "
+",
+                    ]
+                })
+                .collect::<String>()
+        };
         format!(
             "listeners:\n  - name: http\n    bind: \"127.0.0.1:8080\"\n{}upstream_pools:\n  - name: backend\n    upstreams: [{{ url: \"http://127.0.0.1:9001\" }}]\n{}routes:\n  - name: all\n    pool: backend\n{}{}",
             indent(self.listener),

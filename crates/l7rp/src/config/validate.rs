@@ -11,6 +11,7 @@ mod listeners;
 mod middleware;
 mod net;
 mod pools;
+mod precedence;
 mod routes;
 mod tcp;
 mod words;
@@ -24,7 +25,7 @@ pub(super) use net::{bind, upstream_url};
 use super::Files;
 use super::file::{KeyPath, Kind, Reading, Size, Step, Time, Tree, nearest};
 use super::plan::{Drain, Plan, Tracing};
-use super::wrong::Wrong;
+use super::wrong::{MOST_WRONGS, Wrong};
 
 /// A plan, to be used only if nothing is wrong.
 pub struct Checked {
@@ -113,7 +114,9 @@ struct Check<'a> {
 impl Check<'_> {
     /// Complains, unless it only follows from what could not be read.
     fn complain(&mut self, at: &KeyPath, complaint: Complaint) {
-        if at.outwards().any(|path| self.poisoned.contains(&path)) {
+        if self.wrongs.len() >= MOST_WRONGS
+            || at.outwards().any(|path| self.poisoned.contains(&path))
+        {
             return;
         }
         let mut wrong = Wrong::new(at.clone(), complaint.message).place(self.tree.locate(at));

@@ -8,6 +8,9 @@ use annotate_snippets::{AnnotationKind, Level, Origin, Renderer, Snippet};
 use super::Source;
 use super::file::{KeyPath, Place};
 
+/// As many are told of one file; nobody reads further.
+pub const MOST_WRONGS: usize = 100;
+
 /// One thing that is wrong, or only worth a warning.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wrong {
@@ -70,8 +73,8 @@ impl Wrong {
             Severity::Error => Level::ERROR,
             Severity::Warning => Level::WARNING,
         };
-        let path = self.path.to_string();
-        let report = level.primary_title(self.message.as_str());
+        let path = printable(&self.path.to_string());
+        let report = level.primary_title(printable(&self.message));
         let mut group = match self.excerpt(source) {
             Some(excerpt) => {
                 let annotation = AnnotationKind::Primary.span(excerpt.marked);
@@ -86,14 +89,14 @@ impl Wrong {
             None => report.element(Origin::path(source.name.as_str())),
         };
         if let Some(help) = &self.help {
-            group = group.element(Level::HELP.message(help.as_str()));
+            group = group.element(Level::HELP.message(printable(help)));
         }
         let renderer = if color { Renderer::styled() } else { Renderer::plain() };
         renderer.render(&[group])
     }
 
     /// The line that it begins on, and what of it to mark.
-    fn excerpt<'a>(&self, source: &'a Source) -> Option<Excerpt<'a>> {
+    fn excerpt(&self, source: &Source) -> Option<Excerpt> {
         let text = source.text.as_str();
         let place = self.place.as_ref()?;
         let before = text.get(..place.start)?;
@@ -101,12 +104,24 @@ impl Wrong {
         let line = text[begin..].split('\n').next()?.trim_end_matches('\r');
         let start = (place.start - begin).min(line.len());
         let end = (place.end - begin).clamp(start, line.len());
+        // The renderer knows the controls of ASCII; the others have as many bytes as `¿`.
+        let line = line.replace(|c: char| c.is_control() && !c.is_ascii(), "¿");
         Some(Excerpt { line, number: 1 + before.matches('\n').count(), marked: start..end })
     }
 }
 
-struct Excerpt<'a> {
-    line: &'a str,
+/// Texts of the file are repeated in messages; what is no character for people must not
+/// reach the terminal.
+fn printable(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_control() { out.extend(c.escape_default()) } else { out.push(c) }
+    }
+    out
+}
+
+struct Excerpt {
+    line: String,
     number: usize,
     marked: Place,
 }
@@ -116,7 +131,7 @@ struct Excerpt<'a> {
 pub struct Refused {
     /// The file.
     pub source: Source,
-    /// At least one, in file order.
+    /// At least one and at most [`MOST_WRONGS`], in file order.
     pub wrongs: Vec<Wrong>,
 }
 
@@ -124,6 +139,7 @@ impl Refused {
     pub(super) fn new(source: Source, mut wrongs: Vec<Wrong>) -> Self {
         wrongs.sort_by(Wrong::in_file_order);
         wrongs.dedup();
+        wrongs.truncate(MOST_WRONGS);
         Self { source, wrongs }
     }
 
@@ -135,8 +151,12 @@ impl Refused {
             out.push_str("\n\n");
         }
         let count = self.wrongs.len();
-        let things = if count == 1 { "problem" } else { "problems" };
-        let last = format!("{count} {things} in {}", self.source.name);
+        let count = match count {
+            1 => "1 problem".to_owned(),
+            MOST_WRONGS.. => format!("the first {MOST_WRONGS} problems"),
+            _ => format!("{count} problems"),
+        };
+        let last = format!("{count} in {}", self.source.name);
         let last = [annotate_snippets::Group::with_title(Level::ERROR.primary_title(last))];
         let renderer = if color { Renderer::styled() } else { Renderer::plain() };
         out.push_str(&renderer.render(&last));

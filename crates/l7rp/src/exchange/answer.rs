@@ -44,15 +44,16 @@ pub(super) async fn failure(
     record.failure = Some(failure);
     let committed = record.status != 0;
     if committed || failure.meaning().blame == Blame::Client && failure.meaning().status == 499 {
-        return Done { next: Next::Close, used: 0 };
+        return Done { next: Next::Abort, used: 0 };
     }
     let used = body_in_rest(x);
     // After a malformed request nobody knows where the next one begins.
-    let keep_alive = x.keep_alive && used.is_some() && !matches!(failure, Failure::BadRequest(_));
+    let keep_alive =
+        x.may_keep_alive() && used.is_some() && !matches!(failure, Failure::BadRequest(_));
     let to_head = x.incoming.head.method == Method::Head;
     let sent = refuse(x.worker, x.listener, client, record, space, failure, keep_alive, to_head);
     let next = match (sent.await, keep_alive) {
-        (false, _) => Next::Close,
+        (false, _) => Next::Abort,
         (true, true) => Next::KeepAlive,
         (true, false) => Next::Linger,
     };
@@ -60,7 +61,10 @@ pub(super) async fn failure(
 }
 
 /// Writes the answer that `failure` means. False: the client is gone.
-#[expect(clippy::too_many_arguments, reason = "two callers; a struct for it would hide what is used")]
+#[expect(
+    clippy::too_many_arguments,
+    reason = "two callers; a struct for it would hide what is used"
+)]
 pub async fn refuse(
     worker: &Worker,
     listener: &Listener,
@@ -156,7 +160,7 @@ async fn send(
     answer: &Answer<'_>,
 ) -> Result<Done, Failure> {
     let used = body_in_rest(x);
-    let keep_alive = x.keep_alive && used.is_some();
+    let keep_alive = x.may_keep_alive() && used.is_some();
     let to_head = x.incoming.head.method == Method::Head;
     space.to_client.clear();
     write(space.to_client, answer, &record.id, keep_alive, to_head);

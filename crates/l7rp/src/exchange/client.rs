@@ -39,7 +39,8 @@ impl Client {
     pub fn poll_watch(&mut self, cx: &mut Context<'_>, buffers: &Buffers) -> Poll<Failure> {
         loop {
             // One buffer is enough to notice a reset; a client that sends more has to wait.
-            if self.ended || (self.ahead.capacity() > 0 && self.ahead.len() == self.ahead.capacity())
+            if self.ended
+                || (self.ahead.capacity() > 0 && self.ahead.len() == self.ahead.capacity())
             {
                 return Poll::Pending;
             }

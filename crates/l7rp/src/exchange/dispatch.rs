@@ -7,8 +7,8 @@ use l7rp_core::attempts::{self, Next};
 use l7rp_core::failure::{Blame, Failure, Malformed};
 use l7rp_core::head;
 use l7rp_core::http1::encode::{self, Forwarding};
-use l7rp_core::http1::response::parse_response;
 use l7rp_core::http1::request::Method;
+use l7rp_core::http1::response::parse_response;
 use l7rp_core::names::Nanos;
 use l7rp_core::pick::{Tried, key_of};
 
@@ -50,7 +50,10 @@ pub struct Answered<'a> {
 }
 
 /// Tries upstreams of `pool` until one answers.
-#[expect(clippy::too_many_arguments, reason = "one caller; a struct for it would hide what is used")]
+#[expect(
+    clippy::too_many_arguments,
+    reason = "one caller; a struct for it would hide what is used"
+)]
 pub async fn run<'a>(
     x: &Exchange<'a>,
     client: &mut Client,
@@ -72,9 +75,8 @@ pub async fn run<'a>(
         if now >= deadline {
             return Err(Failure::TotalTimeout);
         }
-        let (ix, upstream, place) = pool
-            .take(&tried, key, now, fastrand::u64(..))
-            .map_err(|none| last.unwrap_or(none))?;
+        let (ix, upstream, place) =
+            pool.take(&tried, key, now, fastrand::u64(..)).map_err(|none| last.unwrap_or(none))?;
         tried.insert(ix);
         record.attempts += 1;
         record.current = Some(Try { upstream, began: now, reused: false });
@@ -349,12 +351,7 @@ fn poll_response(
 }
 
 /// The next deadline before the response's head, and what it means to miss it.
-fn next_deadline(
-    x: &Exchange<'_>,
-    pool: &Pool,
-    upload: &Upload,
-    total: Nanos,
-) -> (Nanos, Failure) {
+fn next_deadline(x: &Exchange<'_>, pool: &Pool, upload: &Upload, total: Nanos) -> (Nanos, Failure) {
     let (at, failure) = match upload.waits() {
         Waits::Client => {
             (upload.progress.plus(x.listener.plan.timeouts.read), Failure::BodyTimeout)

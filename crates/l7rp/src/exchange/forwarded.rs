@@ -14,8 +14,9 @@ use crate::live::Listener;
 /// Who sent a request.
 #[derive(Debug)]
 pub struct Sender {
-    /// The peer is a trusted proxy; then the client that it names, if it names one.
-    trusted: Option<Option<IpAddr>>,
+    trusted: bool,
+    /// The client that a trusted peer names, if it names one.
+    named: Option<IpAddr>,
     /// That client's address as text.
     text: Option<Rc<str>>,
 }
@@ -23,12 +24,12 @@ pub struct Sender {
 impl Sender {
     /// Whether the peer's forwarding fields are believed.
     pub fn is_trusted(&self) -> bool {
-        self.trusted.is_some()
+        self.trusted
     }
 
     /// The client's address.
     pub fn ip(&self, client: &Client) -> Option<IpAddr> {
-        self.trusted.flatten().or(client.peer)
+        self.named.or(client.peer)
     }
 
     /// The client's address as text.
@@ -43,7 +44,7 @@ pub fn sender(listener: &Listener, client: &Client, incoming: &Incoming<'_>) -> 
     let proxies = &listener.plan.trusted_proxies;
     let trusted = |ip: IpAddr| proxies.iter().any(|net: &IpNet| net.contains(&ip.to_canonical()));
     if proxies.is_empty() || !client.peer.is_some_and(trusted) {
-        return Sender { trusted: None, text: None };
+        return Sender { trusted: false, named: None, text: None };
     }
     let lines = values(incoming.buf, &incoming.head.fields, Name::XForwardedFor);
     let named = lines
@@ -54,7 +55,7 @@ pub fn sender(listener: &Listener, client: &Client, incoming: &Incoming<'_>) -> 
         .take_while(Option::is_some)
         .flatten()
         .find(|&ip| !trusted(ip));
-    Sender { trusted: Some(named), text: named.map(|ip| ip.to_string().into()) }
+    Sender { trusted: true, named, text: named.map(|ip| ip.to_string().into()) }
 }
 
 /// An address as it stands in `X-Forwarded-For`: bare, in brackets, or with a port.

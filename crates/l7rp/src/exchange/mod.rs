@@ -9,6 +9,9 @@ pub mod record;
 mod relay;
 mod upload;
 
+use std::net::IpAddr;
+
+use ipnet::IpNet;
 use l7rp_core::failure::{Failure, Malformed, Scope};
 use l7rp_core::head::{self, Name};
 use l7rp_core::http1::Framing;
@@ -42,10 +45,13 @@ pub struct Incoming<'a> {
 pub enum Next {
     /// Another request may follow.
     KeepAlive,
-    /// It is closed.
+    /// It is closed: the answer was the last.
     Close,
-    /// It is closed after the client had the time to read the answer.
+    /// It is closed after the client had the time to read the answer, although it is still
+    /// sending.
     Linger,
+    /// It is cut, so that the client notices.
+    Abort,
 }
 
 /// How an exchange ended.
@@ -63,8 +69,6 @@ struct Exchange<'a> {
     snapshot: &'a Snapshot,
     listener: &'a Listener,
     incoming: Incoming<'a>,
-    /// What the answer says of the connection's future.
-    keep_alive: bool,
 }
 
 /// The buffers for outgoing heads, and the response's head.
@@ -87,13 +91,7 @@ pub async fn run(
     mut space: Workspace<'_>,
 ) -> Done {
     let pinned = worker.snapshot();
-    let exchange = Exchange {
-        worker,
-        snapshot: &pinned,
-        listener,
-        incoming,
-        keep_alive: incoming.head.keep_alive && !worker.process.is_draining(),
-    };
+    let exchange = Exchange { worker, snapshot: &pinned, listener, incoming };
     let sender = forwarded::sender(listener, client, &incoming);
     let mut record = Record::new(
         worker,
@@ -122,7 +120,7 @@ impl<'a> Exchange<'a> {
         }
         let route = self.route()?;
         record.route = Some(route);
-        self.admit_address(route, sender.ip(client))?;
+        admit_address(route, sender.ip(client))?;
         let _process = Slot::take(&self.worker.process.slots, Scope::Process)?;
         let _listener = Slot::take(&self.listener.slots, Scope::Listener)?;
         self.admit_body(route)?;
@@ -144,6 +142,11 @@ impl<'a> Exchange<'a> {
         relay::run(self, client, record, space, route, pool, answered, deadline).await
     }
 
+    /// Whether the connection may serve another request, as far as client and process go.
+    fn may_keep_alive(&self) -> bool {
+        self.incoming.head.keep_alive && !self.worker.process.is_draining()
+    }
+
     /// `/livez` and `/readyz` on a data listener, in the mode without a file.
     fn own_probe(&self) -> Option<answer::Probe> {
         if !self.snapshot.plan.probes_on_data {
@@ -161,9 +164,9 @@ impl<'a> Exchange<'a> {
         let host = match head.host.of(buf) {
             // Only HTTP/1.0 may come without one.
             b"" if head.is_http10 => None,
-            host => Some(
-                parse_host(host).map_err(|_| Failure::BadRequest(Malformed::HostInvalid))?,
-            ),
+            host => {
+                Some(parse_host(host).map_err(|_| Failure::BadRequest(Malformed::HostInvalid))?)
+            }
         };
         let has_field = |name: &str, value: &str| {
             head.fields.iter().any(|f| {
@@ -180,24 +183,6 @@ impl<'a> Exchange<'a> {
         };
         let found = self.snapshot.table.find(&request).ok_or(Failure::NoRoute)?;
         self.snapshot.routes.get(found).ok_or(Failure::Internal)
-    }
-
-    fn admit_address(
-        &self,
-        route: &Route,
-        address: Option<std::net::IpAddr>,
-    ) -> Result<(), Failure> {
-        let (allow, deny) = (&route.plan.allow, &route.plan.deny);
-        if allow.is_empty() && deny.is_empty() {
-            return Ok(());
-        }
-        // A peer without an address, on a Unix-domain socket, is only let in where nobody in
-        // particular has to be.
-        let within = |nets: &[ipnet::IpNet]| address.is_some_and(|a| nets.iter().any(|n| n.contains(&a)));
-        if within(deny) || !(allow.is_empty() || within(allow)) {
-            return Err(Failure::Forbidden);
-        }
-        Ok(())
     }
 
     /// Refuses a body whose announced length is over the limit before any of it is read.
@@ -225,7 +210,9 @@ impl<'a> Exchange<'a> {
         let Incoming { buf, head, .. } = self.incoming;
         let may_choose = self.listener.plan.trusted_proxies.is_empty() || sender.is_trusted();
         match values(buf, &head.fields, Name::XRequestId).next() {
-            Some(id) if may_choose && head::request_id_is_well_formed(id) => RequestId::received(id),
+            Some(id) if may_choose && head::request_id_is_well_formed(id) => {
+                RequestId::received(id)
+            }
             _ => RequestId::random(),
         }
     }
@@ -243,6 +230,21 @@ impl<'a> Incoming<'a> {
         let target = self.target();
         &target[..memchr::memchr(b'?', target).unwrap_or(target.len())]
     }
+}
+
+/// Refuses clients that the route keeps out.
+fn admit_address(route: &Route, address: Option<IpAddr>) -> Result<(), Failure> {
+    let (allow, deny) = (&route.plan.allow, &route.plan.deny);
+    if allow.is_empty() && deny.is_empty() {
+        return Ok(());
+    }
+    // A peer without an address, on a Unix-domain socket, is let in only where nobody in
+    // particular has to be.
+    let within = |nets: &[IpNet]| address.is_some_and(|a| nets.iter().any(|n| n.contains(&a)));
+    if within(deny) || !(allow.is_empty() || within(allow)) {
+        return Err(Failure::Forbidden);
+    }
+    Ok(())
 }
 
 /// A slot, given back when dropped.

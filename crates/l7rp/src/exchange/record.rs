@@ -122,10 +122,10 @@ impl<'a> Record<'a> {
     /// The current try ended with a whole response of this status.
     pub fn try_answered(&mut self, status: u16, now: Nanos) {
         if let Some(current) = &self.current {
-            let stats = &current.upstream.stats[self.worker.index];
+            let counts = &current.upstream.stats[self.worker.index];
             let took = now.since(current.began);
-            stats.status.up(status);
-            stats.duration.record(took);
+            counts.status.up(status);
+            counts.duration.record(took);
             self.upstream_time = Some(took);
         }
     }
@@ -133,13 +133,13 @@ impl<'a> Record<'a> {
     /// The current try failed.
     pub fn try_failed(&mut self, failure: Failure, now: Nanos) {
         if let Some(current) = &self.current {
-            let stats = &current.upstream.stats[self.worker.index];
+            let counts = &current.upstream.stats[self.worker.index];
             let took = now.since(current.began);
             match failure.meaning().blame {
-                Blame::Upstream => stats.errors.up(),
-                Blame::Client | Blame::Proxy => stats.cancels.up(),
+                Blame::Upstream => counts.errors.up(),
+                Blame::Client | Blame::Proxy => counts.cancels.up(),
             }
-            stats.duration.record(took);
+            counts.duration.record(took);
             self.upstream_time = Some(took);
         }
     }
@@ -148,17 +148,17 @@ impl<'a> Record<'a> {
         let shard = self.worker.index;
         if let Some(route) = self.route {
             let method = self.head.map_or(Method::Other, |(_, head)| head.method);
-            let stats = route.stats[shard].method(method);
-            stats.status.up(status);
-            stats.duration.record(took);
+            let counts = route.stats[shard].method(method);
+            counts.status.up(status);
+            counts.duration.record(took);
         }
-        let stats = &self.listener.stats[shard];
+        let counts = &self.listener.stats[shard];
         match self.failure {
-            Some(Failure::NoRoute) => stats.no_route.up(),
-            Some(Failure::Capacity(scope)) => stats.shed[scope.index()].up(),
+            Some(Failure::NoRoute) => counts.no_route.up(),
+            Some(Failure::Capacity(scope)) => counts.shed[scope.index()].up(),
             Some(failure) => {
                 if let Some(ix) = bad_reason_index(failure.meaning().reason) {
-                    stats.bad[ix].up();
+                    counts.bad[ix].up();
                 }
             }
             None => {}
@@ -166,15 +166,13 @@ impl<'a> Record<'a> {
     }
 
     fn log(&self, took: Duration, status: u16) {
-        let (method, host, path, protocol) = self.head.map_or(
-            (&b""[..], &b""[..], &b""[..], "HTTP/1.1"),
-            |(buf, head)| {
+        let (method, host, path, protocol) =
+            self.head.map_or((&b""[..], &b""[..], &b""[..], "HTTP/1.1"), |(buf, head)| {
                 let target = head.target.of(buf);
                 let path = target.split(|&b| b == b'?').next().unwrap_or_default();
                 let protocol = if head.is_http10 { "HTTP/1.0" } else { "HTTP/1.1" };
                 (head.method_text.of(buf), head.host.of(buf), path, protocol)
-            },
-        );
+            });
         self.worker.log(&Entry {
             route: self.route.map_or("", |r| &r.plan.name),
             request_id: self.id.as_bytes(),

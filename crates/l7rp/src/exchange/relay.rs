@@ -6,10 +6,10 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use l7rp_core::failure::Failure;
+use l7rp_core::http1::Framing;
 use l7rp_core::http1::body::Body;
 use l7rp_core::http1::encode::{self, ToClient};
 use l7rp_core::http1::response::Response;
-use l7rp_core::http1::Framing;
 use l7rp_core::names::Nanos;
 
 use super::client::{Client, poll_write_from};
@@ -34,8 +34,9 @@ struct Download {
     len: usize,
     /// Content of a decoded body, written instead of `buf`.
     decoded: Vec<u8>,
-    /// Octets of the head that are out.
+    /// Octets of the head's buffer that are out, and how many of that buffer are head.
     head_sent: usize,
+    head_len: usize,
     /// Octets of content that are out, framing included where it is passed on.
     body_sent: u64,
     /// The upstream has sent more than the message.
@@ -48,7 +49,10 @@ struct Download {
 }
 
 /// Relays the response. The exchange is committed with the first octet.
-#[expect(clippy::too_many_arguments, reason = "one caller; a struct for it would hide what is used")]
+#[expect(
+    clippy::too_many_arguments,
+    reason = "one caller; a struct for it would hide what is used"
+)]
 pub async fn run<'a>(
     x: &Exchange<'a>,
     client: &mut Client,
@@ -63,7 +67,7 @@ pub async fn run<'a>(
     let response = &*space.response;
     let decode = response.framing == Framing::Chunked && x.incoming.head.is_http10;
     let by_close = decode || response.framing == Framing::UntilClose;
-    let keep_alive = x.keep_alive && !by_close;
+    let keep_alive = x.may_keep_alive() && !by_close;
     space.to_client.clear();
     encode::response(
         space.to_client,
@@ -78,25 +82,25 @@ pub async fn run<'a>(
     );
     let stall = stall_limit(response, &buf[head_at..], pool);
     let now = x.worker.process.clock.now();
-    let mut download = Download::new(response.framing, decode, std::mem::take(&mut buf), body_at, now);
-    let mut result = download.first();
+    let mut download =
+        Download::new(response.framing, decode, std::mem::take(&mut buf), body_at, now);
+    let mut result = download.first(space.to_client);
     if result.is_ok() {
         // Not before: a body that is broken from its beginning can still be answered with 502.
         record.status = response.status;
-        let mut relay =
-            Relay { x, stream: &mut stream, upload: &mut upload, stall, deadline };
+        let mut relay = Relay { x, stream: &mut stream, upload: &mut upload, stall, deadline };
         result = relay.pump(client, space, &mut download).await;
     }
     let now = x.worker.process.clock.now();
-    record.bytes_out = download.body_sent;
+    record.bytes_out = download.body_sent();
     record.bytes_in = upload.content();
     drop(place);
-    let whole = upload.is_complete();
+    let received = upload.is_received();
     match result {
         Ok(()) => record.try_answered(response.status, now),
         Err(failure) => record.try_failed(failure, now),
     }
-    let reusable = result.is_ok() && whole && response.keep_alive && !download.surplus;
+    let reusable = result.is_ok() && upload.is_sent() && response.keep_alive && !download.surplus;
     if reusable {
         let (keep_for, max) = keep(pool, response, x.worker.process.workers);
         x.worker.idle.put(upstream, stream, now, keep_for, max, x.worker.index);
@@ -112,7 +116,7 @@ pub async fn run<'a>(
         }
         return Err(failure);
     }
-    let next = match (keep_alive, whole) {
+    let next = match (keep_alive, received) {
         (true, true) => Next::KeepAlive,
         (false, true) => Next::Close,
         // The client is still sending what nobody wants any more.
@@ -162,13 +166,11 @@ impl Relay<'_, '_> {
         let Self { x, stream, upload, stall, deadline } = self;
         let worker = x.worker;
         poll_fn(|cx| {
-            let up =
-                upload.poll(cx, worker, client, stream, space.to_upstream, x.incoming.rest);
+            let up = upload.poll(cx, worker, client, stream, space.to_upstream, x.incoming.rest);
             if let Poll::Ready(Err(failure)) = up {
                 return Poll::Ready(Err(failure));
             }
-            if let Poll::Ready(result) =
-                download.poll(cx, worker, stream, client, space.to_client)
+            if let Poll::Ready(result) = download.poll(cx, worker, stream, client, space.to_client)
             {
                 return Poll::Ready(result);
             }
@@ -210,6 +212,7 @@ impl Download {
             len: body_at,
             decoded: Vec::new(),
             head_sent: 0,
+            head_len: 0,
             body_sent: 0,
             surplus: false,
             full_reads: 0,
@@ -218,9 +221,23 @@ impl Download {
         }
     }
 
-    /// Looks at what came with the head.
-    fn first(&mut self) -> Result<(), Failure> {
-        self.take_in(self.at)
+    /// Looks at what came with the head. A short part of the body is put behind the head, for
+    /// one plain write costs less than one of two pieces.
+    fn first(&mut self, head: &mut Vec<u8>) -> Result<(), Failure> {
+        const SHORT: usize = 2 << 10;
+        self.head_len = head.len();
+        self.take_in(self.at)?;
+        if self.len - self.at <= SHORT {
+            let body = if self.decode { &self.decoded } else { &self.buf };
+            head.extend_from_slice(&body[self.at..self.len]);
+            self.at = self.len;
+        }
+        Ok(())
+    }
+
+    /// Octets of body that are out.
+    fn body_sent(&self) -> u64 {
+        self.body_sent + self.head_sent.saturating_sub(self.head_len) as u64
     }
 
     /// Looks at what was read, from `from` on, and makes it the range to be written.
@@ -234,11 +251,8 @@ impl Download {
         };
         let seen = seen.map_err(Failure::BadResponse)?;
         self.surplus |= seen.used < data.len();
-        (self.at, self.len) = if self.decode {
-            (0, self.decoded.len())
-        } else {
-            (from, from + seen.pass)
-        };
+        (self.at, self.len) =
+            if self.decode { (0, self.decoded.len()) } else { (from, from + seen.pass) };
         if !self.decode {
             let trailer = self.body.take_trailer();
             if !trailer.is_empty() {
@@ -262,8 +276,7 @@ impl Download {
             while self.head_sent < head.len() || self.at < self.len {
                 let body = if self.decode { &self.decoded } else { &self.buf };
                 let part = &body[self.at..self.len];
-                let written =
-                    poll_write_from(&mut client.stream, cx, head, part, self.head_sent);
+                let written = poll_write_from(&mut client.stream, cx, head, part, self.head_sent);
                 self.client_is_slow = written.is_pending();
                 let Ok(n) = ready!(written) else {
                     return Poll::Ready(Err(Failure::ClientGone));

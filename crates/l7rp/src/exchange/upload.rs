@@ -40,6 +40,8 @@ pub struct Upload {
     at: usize,
     len: usize,
     waits: Waits,
+    /// The upstream takes no more.
+    broken: bool,
     /// When the last octet moved.
     pub progress: Nanos,
 }
@@ -49,7 +51,11 @@ impl Upload {
     ///
     /// # Errors
     /// What came of the body is malformed or already too long.
-    pub fn new(incoming: &Incoming<'_>, max_trailer: usize, max_body: u64) -> Result<Self, Failure> {
+    pub fn new(
+        incoming: &Incoming<'_>,
+        max_trailer: usize,
+        max_body: u64,
+    ) -> Result<Self, Failure> {
         let mut body = Body::new(incoming.head.framing, max_trailer);
         let seen = body.scan(incoming.rest).map_err(Failure::BadRequest)?;
         if body.content() > max_body {
@@ -67,6 +73,7 @@ impl Upload {
             len: trailer.len(),
             buf: trailer,
             waits: Waits::Upstream,
+            broken: false,
             progress: incoming.arrived,
         })
     }
@@ -100,8 +107,13 @@ impl Upload {
     }
 
     /// Whether the whole request went out.
-    pub fn is_complete(&self) -> bool {
-        self.body.is_done() && self.waits == Waits::No
+    pub fn is_sent(&self) -> bool {
+        self.is_received() && self.waits == Waits::No && !self.broken
+    }
+
+    /// Whether the whole request has come in.
+    pub fn is_received(&self) -> bool {
+        self.body.is_done()
     }
 
     /// Moves what can be moved. Ready when the request is out, or the upstream takes no more
@@ -135,7 +147,7 @@ impl Upload {
                     Ok(n) if unsent => self.sent += n,
                     Ok(n) => self.at += n,
                     // It may have answered before it closed.
-                    Err(_) => self.waits = Waits::No,
+                    Err(_) => (self.waits, self.broken) = (Waits::No, true),
                 }
                 if !self.is_replayable() {
                     self.progress = worker.process.clock.now();
@@ -189,7 +201,10 @@ impl Upload {
     /// is given back.
     pub fn finish(mut self, worker: &Worker, client: &mut Client) {
         if self.body.is_done() && self.len < self.buf.len() {
-            client.ahead.extend_from_slice(&self.buf[self.len..]);
+            // It came before what was read while the upstream was waited for.
+            let mut ahead = self.buf[self.len..].to_vec();
+            ahead.extend_from_slice(&client.ahead);
+            worker.buffers.give(std::mem::replace(&mut client.ahead, ahead));
         }
         worker.buffers.give(std::mem::take(&mut self.buf));
     }

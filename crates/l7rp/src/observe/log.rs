@@ -73,8 +73,10 @@ impl Log {
     /// Waits until all is written, at most `limit`.
     pub fn finish(&self, limit: Duration) {
         let (done, wait) = sync_channel(1);
-        // A full queue means a reader that does not read: what is lost there is lost.
-        if self.queue.try_send(Message::End(done)).is_ok() {
+        let queue = self.queue.clone();
+        // A full queue blocks who sends to it, and that must not be us: its reader may be gone.
+        let asked = std::thread::Builder::new().spawn(move || queue.send(Message::End(done)));
+        if asked.is_ok() {
             let _ = wait.recv_timeout(limit);
         }
     }

@@ -42,7 +42,7 @@ pub async fn serve(worker: &Rc<Worker>, listener: &Arc<Listener>, mut client: Cl
         worker.buffers.give(buf);
         match next {
             Next::KeepAlive => {}
-            Next::Close => return,
+            Next::Close | Next::Abort => return,
             Next::Linger => {
                 let until = worker.process.clock.now().plus(LINGER);
                 client.linger(&worker.buffers, until).await;
@@ -75,17 +75,22 @@ async fn serve_burst(
             Head::Refused(failure) => {
                 return refuse(worker, listener, client, scratch, failure).await;
             }
-            Head::None => return Next::Close,
+            Head::None => return Next::Abort,
         };
         let (head, rest) = buf.split_at(len);
         let Scratch { request, response, to_upstream, to_client } = scratch;
         let incoming =
             Incoming { buf: head, head: request, rest, arrived: worker.process.clock.now() };
         let space = Workspace { response, to_upstream, to_client };
-        let Done { next, used } =
-            exchange::run(worker, listener, client, incoming, space).await;
-        if next != Next::KeepAlive {
-            return next;
+        let Done { next, used } = exchange::run(worker, listener, client, incoming, space).await;
+        match next {
+            Next::KeepAlive => {}
+            // Closing over octets that nobody read would reset the connection, and the client
+            // might lose the end of the answer.
+            Next::Close if buf.len() > len + used || !client.ahead.is_empty() => {
+                return Next::Linger;
+            }
+            Next::Close | Next::Linger | Next::Abort => return next,
         }
         buf.drain(..len + used);
         if client.ahead.capacity() > 0 {

@@ -40,10 +40,9 @@ impl std::fmt::Display for BindError {
                 write!(f, "the address is in use by {holder}")
             }
             (io::ErrorKind::AddrInUse, None) => write!(f, "the address is in use"),
-            (io::ErrorKind::PermissionDenied, _) => write!(
-                f,
-                "permission denied; ports below 1024 need CAP_NET_BIND_SERVICE or root"
-            ),
+            (io::ErrorKind::PermissionDenied, _) => {
+                write!(f, "permission denied; ports below 1024 need CAP_NET_BIND_SERVICE or root")
+            }
             (io::ErrorKind::AddrNotAvailable, _) => {
                 write!(f, "this machine does not have the address")
             }

@@ -40,6 +40,12 @@ const LINE_DELAY: Duration = Duration::from_millis(50);
 /// Accepting pauses for so long when this machine lacks something.
 const SHORTAGE_PAUSE: Duration = Duration::from_millis(50);
 
+/// What a client is told for whom there is no connection left. Best effort: it is not
+/// waited for.
+const FULL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\
+    Proxy-Status: l7rp; error=connection_limit_reached; details=\"capacity_connections\"\r\n\
+    Retry-After: 1\r\nConnection: close\r\n\r\n";
+
 enum Socket {
     Tcp(TcpListener),
     Unix(UnixListener),
@@ -128,9 +134,9 @@ async fn accept_all(
 impl Socket {
     fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<(Stream, Option<IpAddr>)>> {
         match self {
-            Self::Tcp(l) => l.poll_accept(cx).map_ok(|(stream, peer)| {
-                (Stream::Tcp(stream), Some(peer.ip().to_canonical()))
-            }),
+            Self::Tcp(l) => l
+                .poll_accept(cx)
+                .map_ok(|(stream, peer)| (Stream::Tcp(stream), Some(peer.ip().to_canonical()))),
             Self::Unix(l) => l.poll_accept(cx).map_ok(|(stream, _)| (Stream::Unix(stream), None)),
         }
     }
@@ -152,6 +158,7 @@ fn take_on(worker: &Rc<Worker>, listener: &Arc<Listener>, stream: Stream, peer: 
     let stats = &listener.stats[worker.index];
     if !listener.connections.try_enter() {
         stats.shed[Scope::Connections.index()].up();
+        stream.try_say(FULL);
         return;
     }
     stats.opened.up();

@@ -43,9 +43,9 @@ fn meaning(e: &io::Error) -> Failure {
     match Errno::from_io_error(e) {
         Some(Errno::CONNREFUSED) => Failure::ConnectRefused,
         Some(Errno::TIMEDOUT) => Failure::ConnectTimeout,
-        Some(
-            Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS | Errno::ADDRNOTAVAIL,
-        ) => Failure::LocalShortage,
+        Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS | Errno::ADDRNOTAVAIL) => {
+            Failure::LocalShortage
+        }
         _ => Failure::ConnectFailed,
     }
 }

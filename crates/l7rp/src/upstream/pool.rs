@@ -125,11 +125,8 @@ impl Pool {
                 Arc::new(Upstream::new(u, *next_id, workers))
             })
             .collect();
-        let members: Vec<_> = plan
-            .upstreams
-            .iter()
-            .map(|u| Member { id: &u.url, weight: u.weight })
-            .collect();
+        let members: Vec<_> =
+            plan.upstreams.iter().map(|u| Member { id: &u.url, weight: u.weight }).collect();
         let eligible = Eligible::new(upstreams.len());
         for (ix, upstream) in upstreams.iter().enumerate() {
             eligible.set(ix, upstream.resolved.load(Relaxed));

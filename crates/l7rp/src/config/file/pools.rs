@@ -93,7 +93,8 @@ pub struct SelectorSection {
     /// Load above the mean that a hashed upstream may carry: 0.25 is 25 %.
     pub epsilon: f64,
     /// Points on the hash ring for weight 1.
-    pub virtual_nodes: u32,
+    #[schemars(range(min = 1))]
+    pub virtual_nodes: i64,
 }
 
 impl Default for SelectorSection {
@@ -148,7 +149,7 @@ pub struct UpstreamSection {
 /// A weight; the default is 1.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(transparent)]
-pub struct Weight(pub i64);
+pub struct Weight(#[schemars(range(min = 1, max = 65535))] pub i64);
 
 impl Default for Weight {
     fn default() -> Self {
@@ -242,8 +243,10 @@ pub struct Active {
     /// For one probe; less than `interval`.
     pub timeout: Time,
     /// Good probes in a row that make an upstream eligible.
+    #[schemars(range(min = 1))]
     pub healthy_threshold: i64,
     /// Bad probes in a row that make it ineligible.
+    #[schemars(range(min = 1))]
     pub unhealthy_threshold: i64,
     /// Statuses that count as good: numbers, or classes like "2xx".
     pub expected_status: Vec<StatusSpec>,
@@ -292,17 +295,20 @@ pub struct CircuitBreaker {
     /// Opens above this share of failures.
     pub failure_ratio: f64,
     /// Not before this many outcomes.
-    pub min_observations: u32,
+    #[schemars(range(min = 1))]
+    pub min_observations: i64,
     /// Older outcomes do not count.
     pub window: Time,
     /// At most this many outcomes count.
-    pub window_size: u32,
+    #[schemars(range(min = 1))]
+    pub window_size: i64,
     /// First open time; doubles each time a test fails.
     pub open_min: Time,
     /// Longest open time.
     pub open_max: Time,
     /// Requests let through at once to test.
-    pub half_open_probes: u32,
+    #[schemars(range(min = 1))]
+    pub half_open_probes: i64,
     /// Opens after this many failures in a row instead of by ratio; 0: by ratio.
     pub consecutive_failures: u32,
     /// Statuses that count as failures: numbers, or classes like "5xx".

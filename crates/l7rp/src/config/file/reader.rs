@@ -6,23 +6,18 @@
 //! what follows from it.
 
 use std::collections::HashSet;
-use std::fmt;
 
 use serde::Deserialize;
 use serde::de::value::StrDeserializer;
-use serde::de::{
-    self, DeserializeSeed, Deserializer, IntoDeserializer, MapAccess, SeqAccess, Visitor,
-};
+use serde::de::{DeserializeSeed, Deserializer, IntoDeserializer, MapAccess, SeqAccess, Visitor};
 
 use super::File;
-use super::near::nearest;
-use super::nodes::{Entry, KeyPath, Kind, Node, Tree};
-use crate::config::wrong::Wrong;
+use super::fault::{Fault, What, meant};
+use super::nodes::{Entry, KeyPath, Kind, Node, Step, Tree};
+use crate::config::wrong::{MOST_WRONGS, Wrong};
 
-/// Nobody reads further.
-const MOST_ERRORS: usize = 100;
-/// Blank values cost a round too; this many are no configuration.
-const MOST_ROUNDS: usize = 5_000;
+/// Far more than there are errors and keys; guards against going round for ever.
+const MOST_ROUNDS: usize = 1_000;
 
 /// A file that has been read.
 #[derive(Debug)]
@@ -57,6 +52,10 @@ pub fn read(tree: &Tree) -> Reading {
         };
         let path = fault.path.unwrap_or_default();
         let known = tree.get(&path).is_none_or(|node| !skipped.insert(node.id));
+        if matches!(fault.what, What::Blank) {
+            // One round for all values of the same key, however many there are.
+            skip_blank(&tree.root, &path.0, &mut skipped);
+        }
         if let What::Wrong { message, help, at_key } = fault.what {
             let place = if at_key { tree.locate_key(&path) } else { tree.locate(&path) };
             let mut wrong = Wrong::new(path.clone(), message).place(place);
@@ -64,113 +63,35 @@ pub fn read(tree: &Tree) -> Reading {
             reading.wrongs.push(wrong);
             reading.poisoned.insert(path);
         }
-        if known || reading.wrongs.len() >= MOST_ERRORS {
+        if known || reading.wrongs.len() >= MOST_WRONGS {
             break;
         }
     }
     reading.gave_up = true;
     if reading.wrongs.is_empty() {
-        reading.wrongs.push(Wrong::new(KeyPath::root(), "too many blank values"));
+        reading.wrongs.push(Wrong::new(KeyPath::root(), "the file cannot be read to its end"));
     }
     reading
 }
 
-/// Why reading stopped, and where.
-#[derive(Debug)]
-struct Fault {
-    path: Option<KeyPath>,
-    what: What,
-}
-
-#[derive(Debug)]
-enum What {
-    /// A scalar is blank: its default stands.
-    Blank,
-    Wrong {
-        message: String,
-        help: Option<String>,
-        at_key: bool,
-    },
-}
-
-impl Fault {
-    fn new(message: String) -> Self {
-        Self { path: None, what: What::Wrong { message, help: None, at_key: false } }
-    }
-
-    fn help(mut self, text: String) -> Self {
-        if let What::Wrong { help, .. } = &mut self.what {
-            *help = Some(text);
+/// Leaves out every blank value that differs from `path` only in the entries of lists.
+fn skip_blank(node: &Node, path: &[Step], skipped: &mut HashSet<usize>) {
+    match (path.split_first(), &node.kind) {
+        (None, Kind::Null) => {
+            skipped.insert(node.id);
         }
-        self
-    }
-
-    fn key(mut self) -> Self {
-        if let What::Wrong { at_key, .. } = &mut self.what {
-            *at_key = true;
+        (Some((Step::Key(key), rest)), _) => {
+            if let Some(value) = node.get(key) {
+                skip_blank(value, rest, skipped);
+            }
         }
-        self
-    }
-
-    /// Says where, unless that is known better.
-    fn at(mut self, path: &KeyPath) -> Self {
-        self.path.get_or_insert_with(|| path.clone());
-        self
-    }
-}
-
-impl fmt::Display for Fault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.what {
-            What::Blank => f.write_str("blank"),
-            What::Wrong { message, .. } => f.write_str(message),
+        (Some((Step::Index(_), rest)), Kind::Seq(items)) => {
+            for item in items {
+                skip_blank(item, rest, skipped);
+            }
         }
+        _ => {}
     }
-}
-
-impl std::error::Error for Fault {}
-
-impl de::Error for Fault {
-    fn custom<T: fmt::Display>(message: T) -> Self {
-        Self::new(message.to_string())
-    }
-
-    fn invalid_type(found: de::Unexpected<'_>, expected: &dyn de::Expected) -> Self {
-        match found {
-            de::Unexpected::Unit => Self { path: None, what: What::Blank },
-            other => Self::new(format!("expected {expected}, found {}", say(&other))),
-        }
-    }
-
-    fn invalid_value(found: de::Unexpected<'_>, expected: &dyn de::Expected) -> Self {
-        Self::new(format!("expected {expected}, found {}", say(&found)))
-    }
-
-    fn unknown_field(field: &str, known: &'static [&'static str]) -> Self {
-        Self::new(format!("unknown key `{}`", field.escape_debug())).help(meant(field, known)).key()
-    }
-}
-
-fn say(found: &de::Unexpected<'_>) -> String {
-    match found {
-        de::Unexpected::Bool(value) => format!("`{value}`"),
-        de::Unexpected::Unsigned(n) => format!("the number `{n}`"),
-        de::Unexpected::Signed(n) => format!("the number `{n}`"),
-        de::Unexpected::Float(n) => format!("the number `{n}`"),
-        de::Unexpected::Str(text) => format!("the text `{}`", text.escape_debug()),
-        de::Unexpected::Seq => "a list".to_owned(),
-        de::Unexpected::Map => "a section with keys".to_owned(),
-        other => other.to_string(),
-    }
-}
-
-/// The name that was probably meant, or all there are.
-fn meant(name: &str, known: &[&str]) -> String {
-    if let Some(near) = nearest(name, known.iter().copied()) {
-        return format!("did you mean `{near}`?");
-    }
-    let all: Vec<String> = known.iter().map(|k| format!("`{k}`")).collect();
-    format!("known here: {}", all.join(", "))
 }
 
 /// A value of the tree, on its way into a struct.
@@ -201,11 +122,22 @@ impl Value<'_> {
         }
     }
 
+    /// Helps with numbers in quotes.
+    fn unquote(&self, fault: Fault) -> Fault {
+        let digit = |c: char| c.is_ascii_digit();
+        match &self.node.kind {
+            Kind::Str(text) if text.contains(digit) && text.parse::<f64>().is_ok() => {
+                fault.help(format!("write it without quotes: `{text}`"))
+            }
+            _ => fault,
+        }
+    }
+
     fn integer(&self, least: i128, most: i128) -> Result<i128, Fault> {
         match self.node.kind {
             Kind::Int(n) if (least..=most).contains(&n) => Ok(n),
             Kind::Int(_) => Err(self.not(&format!("a number from {least} to {most}"))),
-            _ => Err(self.not("a whole number")),
+            _ => Err(self.unquote(self.not("a whole number"))),
         }
     }
 }
@@ -245,7 +177,8 @@ impl<'de> Deserializer<'de> for Value<'_> {
             Kind::Bool(value) => return visitor.visit_bool(*value),
             _ => self.not("`true` or `false`"),
         };
-        Err(match self.node.raw.to_ascii_lowercase().as_str() {
+        Err(match self.node.raw.to_ascii_lowercase().trim_matches(['"', '\'']) {
+            "true" | "false" => fault.help("write it without quotes".into()),
             "yes" | "on" | "y" => fault.help("write `true`".into()),
             "no" | "off" | "n" => fault.help("write `false`".into()),
             _ => fault,
@@ -272,7 +205,7 @@ impl<'de> Deserializer<'de> for Value<'_> {
             Kind::Float(n) if n.is_finite() => visitor.visit_f64(n),
             Kind::Int(n) => visitor.visit_f64(n as f64),
             Kind::Float(_) => Err(self.not("a finite number")),
-            _ => Err(self.not("a number")),
+            _ => Err(self.unquote(self.not("a number"))),
         }
     }
 
@@ -310,7 +243,7 @@ impl<'de> Deserializer<'de> for Value<'_> {
             }
             _ => return Err(self.not("a list").help(format!("write `[{}]`", self.node.raw))),
         };
-        visitor.visit_seq(Items { items, next: 0, path: self.path, skipped: self.skipped })
+        visitor.visit_seq(Items { rest: items, next: 0, path: self.path, skipped: self.skipped })
     }
 
     fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
@@ -319,7 +252,12 @@ impl<'de> Deserializer<'de> for Value<'_> {
             Kind::Null => &[],
             _ => return Err(self.not("keys with values")),
         };
-        visitor.visit_map(Entries { entries, value: None, path: self.path, skipped: self.skipped })
+        visitor.visit_map(Entries {
+            rest: entries,
+            value: None,
+            path: self.path,
+            skipped: self.skipped,
+        })
     }
 
     fn deserialize_struct<V: Visitor<'de>>(
@@ -360,7 +298,7 @@ impl<'de> Deserializer<'de> for Value<'_> {
 }
 
 struct Entries<'a> {
-    entries: &'a [Entry],
+    rest: &'a [Entry],
     value: Option<&'a Entry>,
     path: KeyPath,
     skipped: &'a HashSet<usize>,
@@ -373,8 +311,8 @@ impl<'de> MapAccess<'de> for Entries<'_> {
         &mut self,
         seed: K,
     ) -> Result<Option<K::Value>, Fault> {
-        while let Some((entry, rest)) = self.entries.split_first() {
-            self.entries = rest;
+        while let Some((entry, rest)) = self.rest.split_first() {
+            self.rest = rest;
             if self.skipped.contains(&entry.value.id) {
                 continue;
             }
@@ -396,7 +334,7 @@ impl<'de> MapAccess<'de> for Entries<'_> {
 }
 
 struct Items<'a> {
-    items: &'a [Node],
+    rest: &'a [Node],
     next: usize,
     path: KeyPath,
     skipped: &'a HashSet<usize>,
@@ -409,7 +347,7 @@ impl<'de> SeqAccess<'de> for Items<'_> {
         &mut self,
         seed: T,
     ) -> Result<Option<T::Value>, Fault> {
-        let Some(node) = self.items.get(self.next) else { return Ok(None) };
+        let Some(node) = self.rest.get(self.next) else { return Ok(None) };
         let path = self.path.index(self.next);
         self.next += 1;
         if self.skipped.contains(&node.id) {
@@ -466,7 +404,7 @@ impl<'de> Deserializer<'de> for Placeholder {
     ) -> Result<V::Value, Fault> {
         let skipped = HashSet::new();
         visitor.visit_map(Entries {
-            entries: &[],
+            rest: &[],
             value: None,
             path: KeyPath::root(),
             skipped: &skipped,

@@ -139,6 +139,7 @@ pub struct RateLimitSection {
     /// Requests a second.
     pub per_ip_rps: f64,
     /// Requests at once.
+    #[schemars(range(min = 1))]
     pub burst: i64,
     /// Client address counted from the right of `X-Forwarded-For`; 0: the listener's rule.
     pub trust_proxy_hops: u32,
@@ -166,6 +167,7 @@ pub enum Scope {
 #[serde(default, deny_unknown_fields)]
 pub struct RetrySection {
     /// Tries in all, the first included.
+    #[schemars(range(min = 1))]
     pub max_attempts: i64,
     /// Methods that may be tried again.
     pub retry_methods: Vec<String>,

@@ -409,10 +409,24 @@ impl<'de> Visitor<'de> for FieldsVisitor {
 
     fn visit_map<A: MapAccess<'de>>(self, mut from: A) -> Result<Fields, A::Error> {
         let mut fields = Vec::new();
-        while let Some(field) = from.next_entry()? {
-            fields.push(field);
+        while let Some((name, value)) = from.next_entry::<String, FieldValue>()? {
+            fields.push((name, value.0));
         }
         Ok(Fields(fields))
+    }
+}
+
+/// The value of a header. Unlike other values it has no default, so it must not be blank.
+struct FieldValue(String);
+
+impl<'de> Deserialize<'de> for FieldValue {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        match Option::deserialize(from)? {
+            Some(value) => Ok(Self(value)),
+            None => {
+                Err(de::Error::custom("the header has no value: write `\"\"` for an empty one"))
+            }
+        }
     }
 }
 

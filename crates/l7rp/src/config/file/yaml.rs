@@ -127,6 +127,7 @@ fn advice(message: &str) -> Option<&'static str> {
         ),
         ("did not find expected key", "keys that belong together are indented by as much"),
         ("did not find expected '-'", "entries that belong together are indented by as much"),
+        ("unexpected character: `\\u", "remove the character; it is invisible in most editors"),
         ("unexpected character", "text that begins with this character must be in quotes"),
         (
             "trailing content",

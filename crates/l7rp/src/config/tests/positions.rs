@@ -123,7 +123,11 @@ fn what_only_follows_from_another_error_is_not_told() {
 #[test]
 fn errors_without_end_are_cut() {
     let text = format!("routes: [{}]", "5, ".repeat(5000));
-    assert_eq!(check(&text).unwrap_err().wrongs.len(), 100);
+    let refused = check(&text).unwrap_err();
+    assert_eq!(refused.wrongs.len(), 100);
+    assert!(refused.render(false).ends_with("error: the first 100 problems in config.yaml\n"));
+    let copies = rest(&"  - { name: all, pool: backend }\n".repeat(5000));
+    assert_eq!(check(&copies).unwrap_err().wrongs.len(), 100);
 }
 
 #[test]
@@ -131,4 +135,15 @@ fn color_only_when_asked_for() {
     let refused = check("workers: none\n").unwrap_err();
     assert!(!refused.render(false).contains('\u{1b}'));
     assert!(refused.render(true).contains('\u{1b}'));
+}
+
+#[test]
+fn what_the_file_holds_cannot_move_the_cursor() {
+    let text = rest("").replace("pool: backend", "pool: \"a\\e[2J\\nb\"");
+    let told = check(&text).unwrap_err().render(false);
+    assert!(!told.contains('\u{1b}'), "{told}");
+    let told = check("\"a\\e[2J\": 1\n").unwrap_err().render(false);
+    assert!(!told.contains('\u{1b}'), "{told}");
+    let told = check("# \u{9b}2J\nworkers: \u{7f}\n").unwrap_err().render(false);
+    assert!(!told.contains(['\u{9b}', '\u{7f}']), "{told}");
 }

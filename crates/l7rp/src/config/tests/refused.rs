@@ -63,6 +63,8 @@ fn keys_and_types() {
         ("negative number", listener("max_in_flight: -1")),
         ("large number", listener("max_in_flight: 5000000000")),
         ("YAML 1.1 boolean off", listener("enable_http3: Off")),
+        ("number in quotes", listener("max_in_flight: \"5\"")),
+        ("boolean in quotes", listener("enable_http3: \"true\"")),
         ("fraction", listener("max_in_flight: 1.5")),
         ("YAML 1.1 boolean", listener("enable_http3: yes")),
         ("text for list", route("methods: GET")),
@@ -105,7 +107,6 @@ fn times_and_sizes() {
 
 #[test]
 fn names() {
-    let minimal = "listeners: [{ name: a, bind: \"127.0.0.1:80\" }]\n";
     let told = reports(&[
         (
             "duplicate listener",
@@ -134,6 +135,14 @@ fn names() {
             "duplicate upstream",
             rest("").replace("upstreams: [", "upstreams: [{ url: \"http://127.0.0.1:9001\" }, "),
         ),
+    ]);
+    insta::assert_snapshot!(told);
+}
+
+#[test]
+fn names_that_are_referred_to_or_missing() {
+    let minimal = "listeners: [{ name: a, bind: \"127.0.0.1:80\" }]\n";
+    let told = reports(&[
         ("unknown pool, close", rest("  - { name: b, host: b.example, pool: backends }\n")),
         ("unknown pool, far", rest("  - { name: b, host: b.example, pool: x }\n")),
         ("unknown listener", route("listeners: [htp]")),
@@ -252,6 +261,7 @@ fn pools() {
         ("epsilon", pool("selector: { epsilon: 0 }")),
         ("epsilon below 0", pool("selector: { epsilon: -0.5 }")),
         ("virtual_nodes", pool("selector: { virtual_nodes: 0 }")),
+        ("virtual_nodes below 0", pool("selector: { virtual_nodes: -1 }")),
         ("host_header", pool("host_header: a b")),
         ("client certificate without key", pool("upstream_tls: { client_cert_file: a }")),
         ("client key without certificate", pool("upstream_tls: { client_key_file: a }")),
@@ -302,6 +312,7 @@ fn routes() {
         ("wildcard address", host("*.10.0.0.1")),
         ("non-ASCII host", host("bücher.example")),
         ("bad host", host("a b")),
+        ("URL for host", host("https://a.example/")),
         ("path_prefix", route("path_prefix: v1")),
         ("path_prefix, empty", route("path_prefix: \"\"")),
         ("path_prefix with a query", route("path_prefix: /a?b")),
@@ -363,7 +374,7 @@ fn middleware() {
         ("max_attempts", item("retry: { max_attempts: 0 }")),
         ("retry_on", item("retry: { retry_on: [502, 99, 600] }")),
         ("retry_methods", item("retry: { retry_methods: [Get] }")),
-        ("hedgeable", item("retry: { hedgeable: [POST] }")),
+        ("hedgeable", item("retry: { hedgeable: [POST, get] }")),
         ("percentile", item("retry: { hedge_after_percentile: 100 }")),
         ("line break", headers("add_request: { X-A: \"a\\r\\nX-B: b\" }")),
         ("line feed in a response", headers("add_response: { X-A: \"a\\nb\" }")),
@@ -375,6 +386,7 @@ fn middleware() {
         ("host", headers("add_request: { Host: a }")),
         ("same header", headers("add_request: { X-A: a, x-a: b }")),
         ("number as value", headers("add_request: { X-A: 1 }")),
+        ("blank value", headers("add_request: { X-A: , X-B: b }")),
         ("media type", item("compress: { skip_content_types: [png] }")),
     ]);
     insta::assert_snapshot!(told);

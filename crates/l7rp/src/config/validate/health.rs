@@ -86,8 +86,8 @@ pub(super) fn breaker(check: &mut Check<'_>, written: &CircuitBreaker, at: &KeyP
         check.wrong(&if written { min_at } else { at.key("open_max") }, message);
     }
     let min_at = at.key("min_observations");
-    let min_observations = check.at_least_one(written.min_observations.into(), &min_at);
-    let window_size = check.at_least_one(written.window_size.into(), &at.key("window_size"));
+    let min_observations = check.at_least_one(written.min_observations, &min_at);
+    let window_size = check.at_least_one(written.window_size, &at.key("window_size"));
     if min_observations > window_size && window_size > 0 {
         let message = format!(
             "with `min_observations` {min_observations} above `window_size` {window_size} it would never open"
@@ -102,8 +102,7 @@ pub(super) fn breaker(check: &mut Check<'_>, written: &CircuitBreaker, at: &KeyP
         window_size,
         open_min,
         open_max,
-        half_open_probes: check
-            .at_least_one(written.half_open_probes.into(), &at.key("half_open_probes")),
+        half_open_probes: check.at_least_one(written.half_open_probes, &at.key("half_open_probes")),
         consecutive_failures: written.consecutive_failures,
         failure_statuses: check.statuses(&written.failure_statuses, &at.key("failure_statuses")),
     }
@@ -119,7 +118,8 @@ impl Check<'_> {
                 StatusSpec::Code(code) => match u16::try_from(*code) {
                     Ok(code) if (100..=599).contains(&code) => ranges.push((code, code)),
                     _ => {
-                        self.wrong(&at.index(i), format!("a status is from 100 to 599, is {code}"))
+                        let message = format!("a status is from 100 to 599, is {code}");
+                        self.wrong(&at.index(i), message);
                     }
                 },
                 StatusSpec::Other(text) => {

@@ -124,9 +124,8 @@ fn timeouts(check: &mut Check<'_>, written: &ListenerSection, at: &KeyPath) -> L
 
 fn limits(check: &mut Check<'_>, written: &ListenerSection, at: &KeyPath) -> MessageLimits {
     let limits = &written.limits;
-    let max_headers = i64::from(limits.max_headers);
     MessageLimits {
-        max_headers: check.between(max_headers, 1, 10_000, &at.key("max_headers")) as usize,
+        max_headers: check.between(limits.max_headers, 1, 10_000, &at.key("max_headers")) as usize,
         max_target_bytes: check.size(limits.max_target_bytes, 1, &at.key("max_target_bytes")),
         max_trailer_bytes: check.size(limits.max_trailer_bytes, 0, &at.key("max_trailer_bytes")),
         max_body_bytes: limits.max_body_bytes.0,

@@ -123,7 +123,7 @@ fn retry(check: &mut Check<'_>, written: &RetrySection, at: &KeyPath) -> Retry {
     } else {
         check.between(written.max_attempts, 1, 100, &at.key("max_attempts"));
     }
-    let hedgeable: Vec<String> = written.hedgeable.clone();
+    let hedgeable = check.methods(&written.hedgeable, &hedgeable_at);
     Retry {
         max_attempts: u32::try_from(written.max_attempts).unwrap_or(1),
         methods: check.methods(&written.retry_methods, &at.key("retry_methods")),

@@ -87,6 +87,9 @@ enum Host {
 }
 
 fn host(text: &str) -> Result<Host, Complaint> {
+    if text.contains('/') {
+        return Err(not_a_host(text).help("only the host goes here, without scheme and path"));
+    }
     let bare = text.strip_prefix('[').and_then(|t| t.strip_suffix(']')).unwrap_or(text);
     if let Ok(address) = bare.parse::<Ipv6Addr>() {
         return Ok(Host::V6(address));
@@ -184,13 +187,12 @@ pub(super) fn host_port(text: &str) -> Result<(String, u16), Complaint> {
             Complaint::new(format!("expected `host:port`, found a URL: `{}`", text.escape_debug()));
         return Err(complaint.help("leave out the scheme and the path"));
     }
-    match authority(text)? {
-        (host, Some(port)) => Ok((host, port)),
-        (_, None) => {
-            let complaint = Complaint::new(format!("there is no port: `{}`", text.escape_debug()));
-            Err(complaint.help("write it like `10.0.0.10:6379`"))
-        }
-    }
+    let (host, port) = authority(text)?;
+    let port = port.ok_or_else(|| {
+        let complaint = Complaint::new(format!("there is no port: `{}`", text.escape_debug()));
+        complaint.help("write it like `10.0.0.10:6379`")
+    })?;
+    Ok((host, port))
 }
 
 /// The parts of an upstream's URL.

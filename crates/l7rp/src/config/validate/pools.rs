@@ -90,9 +90,6 @@ pub(super) fn selector(check: &mut Check<'_>, written: &SelectorSection, at: &Ke
         let message = format!("`epsilon` must be above 0, is {}", written.epsilon);
         check.wrong(&at.key("epsilon"), message);
     }
-    if written.virtual_nodes < 1 {
-        check.wrong(&at.key("virtual_nodes"), "`virtual_nodes` must be at least 1, is 0");
-    }
     Selector {
         algorithm: match written.algorithm {
             Written::RoundRobin => Algorithm::RoundRobin,
@@ -105,7 +102,7 @@ pub(super) fn selector(check: &mut Check<'_>, written: &SelectorSection, at: &Ke
         ewma_half_life: check.time_above_zero(written.ewma_half_life, &at.key("ewma_half_life")),
         hash_key: hash_key.unwrap_or(HashKey::ClientIp),
         epsilon: written.epsilon,
-        virtual_nodes: written.virtual_nodes,
+        virtual_nodes: check.at_least_one(written.virtual_nodes, &at.key("virtual_nodes")),
     }
 }
 

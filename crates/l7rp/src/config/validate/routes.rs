@@ -1,22 +1,23 @@
 //! Routes.
 
-use std::collections::HashSet;
 use std::time::Duration;
 
-use super::{Check, Complaint, Unique, headers, line, middleware, net, words};
+use super::precedence::Earlier;
+use super::{Check, Complaint, Unique, headers, middleware, net, words};
 use crate::config::file::{File, KeyPath, RespondSection, RouteSection};
 use crate::config::plan::{Action, HostPattern, Rewrite, Route};
 
-const TUNNEL_IDLE: Duration = Duration::from_secs(3600);
+const TUNNEL_IDLE: Duration = Duration::from_hours(1);
 
 pub(super) fn check(check: &mut Check<'_>, file: &File) -> Vec<Route> {
     let mut names = Unique::new("route name");
     let around = KeyPath::root().key("routes");
+    let mut earlier = Earlier::default();
     let mut routes = Vec::with_capacity(file.routes.len());
     for (i, written) in file.routes.iter().enumerate() {
         let at = around.index(i);
         let route = route(check, file, written, &at, &mut names);
-        shadows(check, &routes, &route, &at);
+        earlier.meet(check, i, &route);
         routes.push(route);
     }
     routes
@@ -232,60 +233,4 @@ fn hops(
         &at.key("rate_limit").key("trust_proxy_hops"),
         Complaint::new(message).help(help),
     );
-}
-
-/// Complains about a route that an earlier one makes ambiguous or unreachable.
-fn shadows(check: &mut Check<'_>, earlier: &[Route], route: &Route, at: &KeyPath) {
-    for (i, first) in earlier.iter().enumerate() {
-        let meet = first.listeners.is_empty()
-            || route.listeners.is_empty()
-            || first.listeners.iter().any(|l| route.listeners.contains(l));
-        if !meet || first.host != route.host || first.path_prefix != route.path_prefix {
-            continue;
-        }
-        let first_at = KeyPath::root().key("routes").index(i);
-        let place = format!("`{}` on line {}", first.name, line(check.tree, &first_at));
-        if set(&first.methods) == set(&route.methods)
-            && set(&first.predicates) == set(&route.predicates)
-        {
-            let message =
-                format!("the route `{}` matches exactly what {place} matches", route.name);
-            let help = "host, path_prefix, methods and header_predicates are the same";
-            check.ambiguous(&first_at, at, Complaint::new(message).help(help));
-            return;
-        }
-        let covered = first.methods.is_empty()
-            || (!route.methods.is_empty() && set(&route.methods).is_subset(&set(&first.methods)));
-        if first.predicates.is_empty() && !route.predicates.is_empty() && covered {
-            let message = format!(
-                "the route `{}` is after {place}, which has the same host and path_prefix but no header_predicates",
-                route.name
-            );
-            let help = "put the route with header_predicates first";
-            check.ambiguous(&first_at, at, Complaint::new(message).help(help));
-            return;
-        }
-    }
-}
-
-impl Check<'_> {
-    /// Complains about two routes, unless what tells them apart could not be read.
-    fn ambiguous(&mut self, first: &KeyPath, second: &KeyPath, complaint: Complaint) {
-        const KEYS: [&str; 5] =
-            ["listeners", "host", "path_prefix", "methods", "header_predicates"];
-        let clear = |at: &KeyPath| {
-            KEYS.iter().all(|key| {
-                let at = at.key(key);
-                !self.poisoned.iter().any(|path| path.0.starts_with(&at.0))
-                    && !self.wrongs.iter().any(|wrong| wrong.path.0.starts_with(&at.0))
-            }) && !KEYS.iter().any(|key| self.misspelt(at, key))
-        };
-        if clear(first) && clear(second) {
-            self.complain(second, complaint);
-        }
-    }
-}
-
-fn set<T: Eq + std::hash::Hash>(list: &[T]) -> HashSet<&T> {
-    list.iter().collect()
 }

@@ -1,7 +1,5 @@
 //! Layer-4 listeners and pools.
 
-use std::collections::HashMap;
-
 use super::pools::selector;
 use super::{Check, Complaint, Unique, net};
 use crate::config::file::{File, KeyPath, TcpPoolSection, nearest};
@@ -84,24 +82,16 @@ impl Check<'_> {
         key: &str,
         at: &KeyPath,
     ) -> Option<usize> {
-        let indices: HashMap<&str, usize> = known.clone().zip(0..).collect();
-        if name.is_empty() || indices.contains_key(name) {
-            return indices.get(name).copied();
-        }
-        if self.doubtful(key) {
-            return None;
+        let index = known.clone().position(|other| other == name);
+        if name.is_empty() || index.is_some() || self.doubtful(key) {
+            return index;
         }
         let complaint = Complaint::new(format!("unknown {what} `{}`", name.escape_debug()));
-        let help = match nearest(name, known.clone()) {
+        let all: Vec<String> = known.clone().map(|name| format!("`{name}`")).collect();
+        let help = match nearest(name, known) {
             Some(near) => format!("did you mean `{near}`?"),
-            None => {
-                let all: Vec<String> = known.map(|name| format!("`{name}`")).collect();
-                if all.is_empty() {
-                    format!("there are no `{key}`")
-                } else {
-                    format!("known: {}", all.join(", "))
-                }
-            }
+            None if all.is_empty() => format!("there are no `{key}`"),
+            None => format!("known: {}", all.join(", ")),
         };
         self.complain(at, complaint.help(help));
         None

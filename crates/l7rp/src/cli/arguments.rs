@@ -1,0 +1,287 @@
+//! Flags and subcommands, as written.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::builder::RangedU64ValueParser;
+use clap::{Args, Parser, Subcommand};
+
+use crate::config::{self, plan::Bind};
+use crate::observe::event::Level;
+use crate::tools::backend::{Flap, is_name};
+
+/// A layer-7 reverse proxy and load balancer
+#[derive(Clone, Debug, Parser)]
+#[command(
+    name = "l7rp",
+    version,
+    override_usage = "l7rp [OPTIONS]  or  l7rp <COMMAND> [OPTIONS]",
+    args_conflicts_with_subcommands = true,
+    disable_help_subcommand = true,
+    max_term_width = 100,
+    after_long_help = "Exit codes: 0 all is well, 1 failed at run time, 2 wrong usage or \
+                       configuration, 3 ended by force.\n\
+                       Long flags may begin with one dash: -config=FILE."
+)]
+pub struct Arguments {
+    /// What to do instead of serving.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+    /// How to serve.
+    #[command(flatten)]
+    pub serve: Serve,
+}
+
+/// Flags of serving and of checking what would be served.
+#[derive(Args, Clone, Debug)]
+pub struct Serve {
+    /// Configuration file
+    #[arg(long, value_name = "FILE", default_value = "/etc/l7rp/config.yaml")]
+    pub config: PathBuf,
+    /// Check the configuration and start nothing
+    #[arg(long)]
+    pub check: bool,
+    /// With --check: do not look at certificates and keys, as they may be elsewhere
+    #[arg(long, requires = "check", hide_short_help = true)]
+    pub no_files: bool,
+    /// debug, info, warn or error [default: info]
+    #[arg(long, value_name = "LEVEL", default_value = "info")]
+    #[arg(hide_possible_values = true, hide_default_value = true)]
+    pub log_level: Level,
+    /// Address of /metrics, /-/ready and so on; '': none
+    ///
+    /// Wins over the configuration, whose default is 127.0.0.1:9090.
+    #[arg(long, value_name = "ADDR", value_parser = metrics_bind)]
+    pub metrics_bind: Option<MetricsBind>,
+    /// Collector of OpenTelemetry spans (OTLP over gRPC), host:port; '': none
+    #[arg(long, value_name = "ADDR", help_heading = "Tracing", hide_short_help = true)]
+    pub tracing_endpoint: Option<String>,
+    /// Share of the requests that are traced if the caller has not decided: 0 to 1
+    #[arg(long, value_name = "RATIO", value_parser = ratio)]
+    #[arg(help_heading = "Tracing", hide_short_help = true)]
+    pub tracing_sample_ratio: Option<f64>,
+    /// Reach the collector without TLS
+    #[arg(long, help_heading = "Tracing", hide_short_help = true)]
+    pub tracing_insecure: bool,
+    /// Address to listen on
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8080")]
+    #[arg(requires = "backends", conflicts_with = "config", help_heading = WITHOUT_FILE)]
+    pub listen: String,
+    /// Backends, with commas between them
+    #[arg(long, value_name = "URLS", conflicts_with = "config", help_heading = WITHOUT_FILE)]
+    pub backends: Option<String>,
+    /// Requests in flight; beyond it 503 [default: 256]
+    #[arg(long, value_name = "N", default_value_t = 256, hide_default_value = true)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(requires = "backends", conflicts_with = "config", help_heading = WITHOUT_FILE)]
+    pub max_in_flight: u32,
+}
+
+const WITHOUT_FILE: &str = "Without a configuration file";
+
+/// What to do instead of serving.
+#[derive(Clone, Debug, Subcommand)]
+pub enum Command {
+    /// Check a configuration file, like --check
+    Check(Check),
+    /// Print the JSON Schema of the configuration, for editors
+    Schema,
+    /// Run a backend that misbehaves on demand
+    Backend(Backend),
+    /// Run a proxy and three backends to play with
+    Demo(Demo),
+    /// Print completions for a shell
+    Completions(Completions),
+    /// Print the manual page
+    Man(Man),
+}
+
+/// `l7rp check`
+#[derive(Args, Clone, Debug)]
+pub struct Check {
+    /// Configuration file
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// Do not look at certificates and keys, as they may be elsewhere
+    #[arg(long)]
+    pub no_files: bool,
+}
+
+/// `l7rp backend`
+#[derive(Args, Clone, Debug)]
+#[command(after_help = "--help lists the paths that it answers.", after_long_help = PATHS)]
+pub struct Backend {
+    /// Address to listen on
+    ///
+    /// With port 0 it takes a free one, and says which.
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:9001")]
+    pub listen: SocketAddr,
+    /// Name in its answers
+    #[arg(long, default_value = "backend-1", value_parser = name)]
+    pub name: String,
+    /// Answer every Nth request with 503
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
+    pub fail_every: u64,
+    /// Let only every Nth request suffer from the faults below
+    #[arg(long, value_name = "N", default_value_t = 1, hide_default_value = true)]
+    #[arg(value_parser = RangedU64ValueParser::<u64>::new().range(1..), help_heading = "Faults")]
+    pub fault_every: u64,
+    /// Read the request and never answer
+    #[arg(long, group = "ending", help_heading = "Faults")]
+    pub hang: bool,
+    /// Read the request and close the connection
+    #[arg(long, group = "ending", help_heading = "Faults")]
+    pub close: bool,
+    /// Send the head and half of the body, then close the connection
+    #[arg(long, group = "ending", help_heading = "Faults")]
+    pub drop_mid: bool,
+    /// Wait before the answer
+    #[arg(long, value_name = "MS", value_parser = milliseconds, help_heading = "Faults")]
+    pub slow: Option<Duration>,
+    /// Wait before each octet of the body
+    #[arg(long, value_name = "MS", value_parser = milliseconds, help_heading = "Faults")]
+    pub drip: Option<Duration>,
+    /// Answer with this status
+    #[arg(long, value_name = "CODE", help_heading = "Faults")]
+    #[arg(value_parser = clap::value_parser!(u16).range(200..600))]
+    pub status: Option<u16>,
+    /// Be up and down by turns: seconds, or 500ms, 2m
+    ///
+    /// While down, everything is answered with 503, `/healthz` too. Begins up. This fault does
+    /// not heed --fault-every.
+    #[arg(long, value_name = "UP,DOWN", value_parser = flap, help_heading = "Faults")]
+    pub flap: Option<Flap>,
+}
+
+const PATHS: &str = "\
+Paths:
+  /healthz                   204; not counted, and only --flap touches it
+  /echo                      method, target and fields, and the length of the body
+  /upload                    reads a body of any size and answers its length
+  /bytes?n=SIZE              a body of this size, with Content-Length
+  /chunked?n=SIZE&chunk=SIZE a body of this size, in chunks
+  /status?code=NNN           an answer with this status
+  /slow?ms=N                 waits, then answers
+  any other                  200 and `NAME request=N`
+
+Sizes are octets, or have a unit: 64KiB, 1MiB, 1GiB. Every answer has a field X-Backend with the
+name. A generated body repeats 0123456789abcdef.";
+
+/// `l7rp demo`
+#[derive(Args, Clone, Debug)]
+pub struct Demo {
+    /// Write an access log to standard output
+    #[arg(long)]
+    pub access_log: bool,
+}
+
+/// `l7rp completions`
+#[derive(Args, Clone, Debug)]
+pub struct Completions {
+    /// Which shell
+    pub shell: clap_complete::Shell,
+}
+
+/// `l7rp man`
+#[derive(Args, Clone, Debug)]
+pub struct Man {
+    /// Subcommand that the page is about
+    pub subcommand: Option<String>,
+}
+
+/// Where the admin endpoints are to be; `None`: nowhere.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MetricsBind(pub Option<Bind>);
+
+fn metrics_bind(text: &str) -> Result<MetricsBind, String> {
+    if text.is_empty() {
+        return Ok(MetricsBind(None));
+    }
+    // clap names the flag.
+    config::bind_address("", text)
+        .map(|bind| MetricsBind(Some(bind)))
+        .map_err(|e| e.trim_start_matches(": ").to_owned())
+}
+
+fn ratio(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(ratio) if (0.0..=1.0).contains(&ratio) => Ok(ratio),
+        _ => Err("it is a number from 0 to 1".to_owned()),
+    }
+}
+
+fn name(text: &str) -> Result<String, String> {
+    if is_name(text) {
+        Ok(text.to_owned())
+    } else {
+        Err("it is 1 to 64 visible ASCII characters".to_owned())
+    }
+}
+
+fn milliseconds(text: &str) -> Result<Duration, String> {
+    time(text, "ms").ok_or_else(|| "write milliseconds, or a time like 300ms or 1.5s".to_owned())
+}
+
+fn flap(text: &str) -> Result<Flap, String> {
+    let times =
+        text.split_once(',').and_then(|(up, down)| Some((time(up, "s")?, time(down, "s")?)));
+    match times {
+        Some((up, down)) if !(up + down).is_zero() => Ok(Flap { up, down }),
+        _ => Err("write UP,DOWN in seconds, or with units, like 10,5 or 1m,500ms".to_owned()),
+    }
+}
+
+/// A time; a bare number is meant in `unit`. Not longer than a year, so that sums are safe.
+fn time(text: &str, unit: &str) -> Option<Duration> {
+    const YEAR: f64 = 365.0 * 86_400.0;
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, written) = text.split_at(end);
+    let seconds = match if written.is_empty() { unit } else { written } {
+        "ms" => 0.001,
+        "s" => 1.0,
+        "m" => 60.0,
+        "h" => 3600.0,
+        _ => return None,
+    } * number.parse::<f64>().ok()?;
+    (0.0..=YEAR).contains(&seconds).then(|| Duration::from_secs_f64(seconds))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times() {
+        for (text, ms) in [
+            ("300", Some(300)),
+            ("0", Some(0)),
+            ("1.5s", Some(1500)),
+            ("20ms", Some(20)),
+            ("2m", Some(120_000)),
+            ("1h", Some(3_600_000)),
+            ("", None),
+            ("-1", None),
+            ("1 s", None),
+            ("1e9", None),
+            ("99999h", None),
+            ("s", None),
+        ] {
+            assert_eq!(time(text, "ms"), ms.map(Duration::from_millis), "{text}");
+        }
+    }
+
+    #[test]
+    fn metrics_addresses() {
+        for (text, bind) in [
+            ("", None),
+            ("127.0.0.1:0", Some("127.0.0.1:0")),
+            ("[::]:9090", Some("[::]:9090")),
+            ("unix:/run/a.sock", Some("unix:/run/a.sock")),
+        ] {
+            let MetricsBind(read) = metrics_bind(text).unwrap();
+            assert_eq!(read.map(|b| b.to_string()).as_deref(), bind, "{text}");
+        }
+        assert!(metrics_bind("unix:relative").is_err() && metrics_bind("localhost").is_err());
+    }
+}

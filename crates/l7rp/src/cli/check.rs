@@ -1,0 +1,71 @@
+//! `l7rp --check` and `l7rp check`: reads a configuration and starts nothing.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use super::arguments::Serve;
+use super::serve::{Read, read};
+use super::terminal::{color, note, print, wrong};
+use crate::config::{self, Files, Plan, Severity};
+
+/// With `--check`: the file and the flags over it.
+pub(super) fn of_flags(flags: &Serve) -> ExitCode {
+    match read(flags, files(flags.no_files), Severity::Warning) {
+        Ok(Read { plan, warnings, not_yet }) => report(&plan, &[&warnings, &not_yet]),
+        Err(code) => code,
+    }
+}
+
+/// With `check FILE`.
+pub(super) fn file(path: &Path, no_files: bool) -> ExitCode {
+    match config::load(path, files(no_files)) {
+        Ok(loaded) => {
+            let not_yet = loaded.render_not_yet(Severity::Warning, color());
+            report(&loaded.plan, &[&loaded.render_warnings(color()), &not_yet])
+        }
+        Err(e) => wrong(&e.render(color())),
+    }
+}
+
+fn files(no_files: bool) -> Files {
+    if no_files { Files::Ignore } else { Files::Check }
+}
+
+fn report(plan: &Plan, warnings: &[&str]) -> ExitCode {
+    for text in warnings {
+        note(text);
+    }
+    print(summary(plan))
+}
+
+/// The line that scripts look for.
+fn summary(plan: &Plan) -> String {
+    format!(
+        "config OK: {} listener(s), {} pool(s), {} route(s)\n",
+        plan.listeners.len() + plan.tcp_listeners.len(),
+        plan.pools.len() + plan.tcp_pools.len(),
+        plan.routes.len(),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Source, parse};
+
+    #[test]
+    fn tcp_is_counted_in() {
+        let text = "
+listeners: [{ name: a, bind: '127.0.0.1:1' }]
+upstream_pools: [{ name: p, upstreams: [{ url: 'http://127.0.0.1:2' }] }]
+routes:
+  - { name: r, host: a.test, pool: p }
+  - { name: s, host: b.test, pool: p }
+tcp_listeners: [{ name: t, bind: '127.0.0.1:3', pool: q }]
+tcp_pools: [{ name: q, upstreams: [{ address: '127.0.0.1:4' }] }]
+";
+        let source = Source { name: "x".into(), text: text.into() };
+        let loaded = parse(&source, Path::new(""), Files::Ignore).unwrap();
+        assert_eq!(summary(&loaded.plan), "config OK: 2 listener(s), 2 pool(s), 2 route(s)\n");
+    }
+}

@@ -1,0 +1,169 @@
+//! The command line: what was asked, and the exit code that answers it.
+//!
+//! | module | does |
+//! |---|---|
+//! | `arguments` | flags and subcommands, as written |
+//! | `go_flags` | `-config=x` → `--config=x` |
+//! | `terminal` | standard output and error |
+//! | all others | one subcommand each |
+
+mod arguments;
+mod backend;
+mod check;
+mod completions;
+mod demo;
+mod go_flags;
+mod man;
+mod schema;
+mod serve;
+mod terminal;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::{CommandFactory, FromArgMatches};
+
+pub use arguments::Arguments;
+
+/// Exit code of what failed at run time.
+const FAILED: u8 = 1;
+/// Exit code of bad usage and bad configuration.
+const WRONG: u8 = 2;
+
+/// Does what the arguments ask for; the first is the name of the program.
+pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let arguments = match parse(arguments) {
+        Ok(arguments) => arguments,
+        Err(e) => {
+            let code = u8::try_from(e.exit_code()).unwrap_or(WRONG);
+            // A terminal that is gone takes nothing; the exit code still tells.
+            let _ = e.print();
+            return ExitCode::from(code);
+        }
+    };
+    match arguments.command {
+        None if arguments.serve.check => check::of_flags(&arguments.serve),
+        None => serve::run(&arguments.serve),
+        Some(arguments::Command::Check(asked)) => check::file(&asked.file, asked.no_files),
+        Some(arguments::Command::Schema) => schema::run(),
+        Some(arguments::Command::Backend(asked)) => backend::run(&asked),
+        Some(arguments::Command::Demo(asked)) => demo::run(&asked),
+        Some(arguments::Command::Completions(asked)) => completions::run(&asked),
+        Some(arguments::Command::Man(asked)) => man::run(&asked),
+    }
+}
+
+/// Reads the arguments; the first is the name of the program.
+///
+/// # Errors
+/// They make no sense, or ask for help or the version only.
+pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Arguments, clap::Error> {
+    let mut command = Arguments::command();
+    // Adds the flags that clap itself brings, so that `-help` is known as well.
+    command.build();
+    let arguments = go_flags::rewrite(arguments.into_iter().collect(), &command);
+    let mut matches = Arguments::command().try_get_matches_from(arguments)?;
+    Arguments::from_arg_matches_mut(&mut matches).map_err(|e| e.format(&mut command))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(line: &str) -> Result<Arguments, clap::Error> {
+        parse(line.split(' ').map(OsString::from))
+    }
+
+    fn code(line: &str) -> i32 {
+        read(line).map_or_else(|e| e.exit_code(), |_| 0)
+    }
+
+    #[test]
+    fn the_definition_is_sound() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn short_help_fits_a_screen() {
+        let help = Arguments::command().term_width(80).render_help().to_string();
+        assert!(help.lines().count() <= 24, "{} lines:\n{help}", help.lines().count());
+        for line in help.lines() {
+            assert!(line.chars().count() <= 80, "{line}");
+        }
+        for (name, width) in [("backend", 80), ("demo", 80), ("check", 80)] {
+            let mut command = Arguments::command();
+            let command = command.find_subcommand_mut(name).unwrap();
+            let help = command.clone().term_width(width).render_help().to_string();
+            assert!(help.lines().count() <= 24, "{name}:\n{help}");
+        }
+    }
+
+    #[test]
+    fn long_help_names_every_flag() {
+        let help = Arguments::command().term_width(80).render_long_help().to_string();
+        for flag in Arguments::command().get_arguments().filter_map(clap::Arg::get_long) {
+            assert!(help.contains(&format!("--{flag}")), "--{flag} is missing in\n{help}");
+        }
+    }
+
+    #[test]
+    fn version() {
+        for flag in ["--version", "-version", "-V"] {
+            let e = read(&format!("l7rp {flag}")).unwrap_err();
+            assert_eq!(e.to_string(), concat!("l7rp ", env!("CARGO_PKG_VERSION"), "\n"));
+            assert_eq!(e.exit_code(), 0);
+        }
+    }
+
+    #[test]
+    fn what_is_taken() {
+        for line in [
+            "l7rp",
+            "l7rp --config a.yaml --check --no-files",
+            "l7rp -config=a.yaml -log-level debug",
+            "l7rp --config a.yaml --metrics-bind=",
+            "l7rp --listen 127.0.0.1:1 --backends http://a,http://b --max-in-flight 1",
+            "l7rp --backends http://a",
+            "l7rp -tracing-endpoint localhost:4317 -tracing-sample-ratio 0.05 -tracing-insecure",
+            "l7rp check --no-files a.yaml",
+            "l7rp backend --listen 127.0.0.1:9001 --name one --fail-every 3",
+            "l7rp backend -name=one --hang --slow 300 --fault-every 2",
+            "l7rp backend --drop-mid --drip 5 --flap 10,500ms",
+            "l7rp demo",
+            "l7rp completions bash",
+            "l7rp man",
+        ] {
+            assert_eq!(code(line), 0, "{line}: {}", read(line).unwrap_err());
+        }
+    }
+
+    #[test]
+    fn what_is_bad_usage() {
+        for (line, says) in [
+            ("l7rp --confg a.yaml", "--config"),
+            ("l7rp --config a.yaml --listen 127.0.0.1:1 --backends http://a", "--listen"),
+            ("l7rp --config a.yaml --backends http://a", "--backends"),
+            ("l7rp --config a.yaml --max-in-flight 3", "--max-in-flight"),
+            ("l7rp --listen 127.0.0.1:1", "--backends"),
+            ("l7rp --backends http://a --max-in-flight 0", "1.."),
+            ("l7rp --no-files", "--check"),
+            ("l7rp --log-level loud", "debug, info, warn, error"),
+            ("l7rp --tracing-sample-ratio 1.5", "0 to 1"),
+            ("l7rp --metrics-bind 9090", "an address to listen on"),
+            ("l7rp chekc a.yaml", "check"),
+            ("l7rp check", "FILE"),
+            ("l7rp demo --config a.yaml", "--config"),
+            ("l7rp --config a.yaml demo", "demo"),
+            ("l7rp backend --hang --close", "--close"),
+            ("l7rp backend --status 99", "200..600"),
+            ("l7rp backend --fault-every 0", "1.."),
+            ("l7rp backend --flap 5", "UP,DOWN"),
+            ("l7rp backend --flap 0,0", "UP,DOWN"),
+            ("l7rp backend --slow soon", "300ms"),
+        ] {
+            let e = read(line).expect_err(line);
+            assert_eq!(e.exit_code(), 2, "{line}");
+            assert!(e.to_string().contains(says), "{line}: {e}");
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! The program as a script meets it: exit codes and what is printed where.
+
+#![expect(clippy::expect_used, reason = "a test that cannot go on has failed")]
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+
+fn program(line: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_l7rp"));
+    command.args(line.split_whitespace()).stdin(Stdio::null());
+    command
+}
+
+fn output(line: &str) -> (Option<i32>, String, String) {
+    let Output { status, stdout, stderr } = program(line).output().expect("it runs");
+    let text = |octets| String::from_utf8(octets).expect("UTF-8");
+    (status.code(), text(stdout), text(stderr))
+}
+
+struct File(#[expect(dead_code, reason = "removed when dropped")] tempfile::TempDir, PathBuf);
+
+fn file(text: &str) -> File {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("config.yaml");
+    std::fs::write(&path, text).expect("written");
+    File(folder, path)
+}
+
+const GOOD: &str = "
+listeners: [{ name: http, bind: '127.0.0.1:8080' }]
+upstream_pools:
+  - { name: a, upstreams: [{ url: 'http://127.0.0.1:9001' }] }
+  - { name: b, upstreams: [{ url: 'http://127.0.0.1:9002' }] }
+routes:
+  - { name: one, host: one.test, pool: a }
+  - { name: two, host: two.test, pool: a }
+  - { name: three, host: three.test, pool: b }
+";
+
+#[test]
+fn a_good_file_is_checked_in_one_line() {
+    let file = file(GOOD);
+    let path = file.1.display();
+    for line in [
+        format!("--check --config {path}"),
+        format!("-check -config={path}"),
+        format!("--check --no-files --config {path}"),
+        format!("check {path}"),
+    ] {
+        let (code, out, err) = output(&line);
+        assert_eq!(code, Some(0), "{line}");
+        assert_eq!(out, "config OK: 1 listener(s), 2 pool(s), 3 route(s)\n", "{line}");
+        assert_eq!(err, "", "{line}");
+    }
+}
+
+#[test]
+fn certificates_that_are_elsewhere_can_be_left_out() {
+    let tls = "tls: { certs: [{ cert: none.crt, key: none.key, hosts: [a.test] }] }";
+    let file = file(&GOOD.replace("8080' }", &format!("8080', {tls} }}")));
+    let path = file.1.display();
+    assert_eq!(output(&format!("--check --config {path}")).0, Some(2));
+    let (code, out, err) = output(&format!("--check --no-files --config {path}"));
+    assert_eq!((code, out.starts_with("config OK: 1 listener(s)")), (Some(0), true), "{err}");
+    assert!(err.contains("this version cannot serve it yet"), "{err}");
+}
+
+#[test]
+fn what_is_wrong_ends_with_2() {
+    let bad = file(&GOOD.replace("pool: b", "pool: c"));
+    let not_yet = file(&GOOD.replace("name: b,", "name: b, circuit_breaker: { open_min: 2s },"));
+    for (line, says) in [
+        (format!("--config {}", bad.1.display()), "`c`"),
+        (format!("--check --config {}", bad.1.display()), "`c`"),
+        (format!("--config {}", not_yet.1.display()), "this version cannot serve it yet"),
+        ("check /none/config.yaml".to_owned(), "/none/config.yaml"),
+        ("--confg x".to_owned(), "'--config'"),
+        ("--listen 127.0.0.1:0 --backends nonsense".to_owned(), "--backends"),
+        ("--listen 127.0.0.1:0 --backends http://a --config x".to_owned(), "cannot be used with"),
+        ("--backends http://a --tracing-endpoint a:1".to_owned(), "--tracing-endpoint"),
+        ("man nonsense".to_owned(), "l7rp -h"),
+    ] {
+        let (code, out, err) = output(&line);
+        assert_eq!((code, out.as_str()), (Some(2), ""), "{line}: {err}");
+        assert!(err.contains(says), "{line}: {err}");
+    }
+}
+
+#[test]
+fn what_is_printed_for_other_programs() {
+    assert_eq!(output("--version").1, concat!("l7rp ", env!("CARGO_PKG_VERSION"), "\n"));
+    let (code, schema, _) = output("schema");
+    let schema: serde_json::Value = serde_json::from_str(&schema).expect("JSON");
+    assert_eq!((code, schema["type"].as_str()), (Some(0), Some("object")));
+    assert!(output("completions bash").1.contains("--metrics-bind"));
+    assert!(output("man").1.contains(".SH OPTIONS"));
+    assert!(output("man backend").1.starts_with(".ie"));
+}
+
+#[test]
+fn a_reader_that_leaves_is_no_failure() {
+    let mut child = program("schema").stdout(Stdio::piped()).spawn().expect("it runs");
+    drop(child.stdout.take());
+    assert_eq!(child.wait().expect("it ends").code(), Some(0));
+}
+
+/// A running program; killed if a test leaves it.
+struct Running(Child, BufReader<std::process::ChildStdout>);
+
+impl Running {
+    fn start(line: &str) -> Self {
+        let mut child = program(line).stdout(Stdio::piped()).spawn().expect("it runs");
+        let out = child.stdout.take().expect("piped");
+        Self(child, BufReader::new(out))
+    }
+
+    /// Reads on to a line that begins like this; the rest of it.
+    fn line(&mut self, prefix: &str) -> String {
+        loop {
+            let mut line = String::new();
+            assert!(self.1.read_line(&mut line).expect("text") > 0, "no line {prefix:?}");
+            if let Some(rest) = line.strip_prefix(prefix) {
+                return rest.trim_end().to_owned();
+            }
+        }
+    }
+
+    fn end(mut self, signal: &str) -> Option<i32> {
+        let kill = Command::new("kill").args([signal, &self.0.id().to_string()]).status();
+        assert!(kill.expect("kill runs").success());
+        self.0.wait().expect("it ends").code()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It has ended already, if all went well.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn get(address: &str) -> String {
+    let mut stream = TcpStream::connect(address).expect("it listens");
+    stream.write_all(b"GET / HTTP/1.1\r\nHost: t\r\nConnection: close\r\n\r\n").expect("sent");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
+    answer
+}
+
+#[test]
+fn a_backend_listens_until_a_signal() {
+    for signal in ["-INT", "-TERM"] {
+        let mut backend = Running::start("backend -listen=127.0.0.1:0 -name=one -fail-every=2");
+        let address = backend.line("backend one listening on ");
+        assert!(get(&address).ends_with("\r\n\r\none request=1\n"));
+        assert!(get(&address).starts_with("HTTP/1.1 503 "));
+        assert_eq!(backend.end(signal), Some(0), "{signal}");
+    }
+}
+
+#[test]
+fn a_port_in_use_ends_with_1() {
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = taken.local_addr().expect("an address");
+    for line in [
+        format!("backend --listen {address}"),
+        format!("--listen {address} --backends http://127.0.0.1:1 --metrics-bind="),
+    ] {
+        let (code, _, err) = output(&line);
+        assert_eq!(code, Some(1), "{line}: {err}");
+        assert!(err.contains(&address.to_string()), "{line}: {err}");
+    }
+}
+
+#[test]
+fn the_demo_runs_until_a_signal() {
+    for signal in ["-INT", "-TERM"] {
+        let mut demo = Running::start("demo");
+        let address = demo.line("proxy   http://");
+        demo.line("Ctrl-C stops everything.");
+        assert!(get(&address).starts_with("HTTP/1.1 "));
+        assert_eq!(demo.end(signal), Some(0), "{signal}");
+    }
+}

@@ -1,0 +1,21 @@
+//! What l7rp promises, shown on the running program: a file for each promise.
+
+#![allow(clippy::disallowed_methods, reason = "tests read the time and poll conditions")]
+#![allow(clippy::expect_used, clippy::panic, reason = "helpers of tests fail loudly")]
+#![allow(clippy::float_cmp, reason = "counts in metrics are whole numbers")]
+
+mod balancing;
+mod bodies;
+mod capacity;
+mod connections;
+mod drain;
+mod failures;
+mod fields;
+mod forwarding;
+mod limits;
+mod observability;
+mod reuse;
+mod routing;
+mod setup;
+mod starting;
+mod storm;
