@@ -147,14 +147,27 @@ fn a_cut_answer_never_looks_complete() {
     ] {
         is_cut(answer, "response_truncated", reply::raw(answer));
     }
-    let head = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n";
-    is_cut(head, "bad_chunk", move |call| {
-        call.send(head);
-        // In a packet of its own: what is broken from its beginning is answered with 502.
+    is_cut("bad chunk", "bad_chunk", |call| {
+        call.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n");
+        // What is wrong must not come with what is right.
         l7rp_testkit::let_pass(Duration::from_millis(100));
         call.send("zz\r\n");
         Then::Close
     });
+}
+
+#[test]
+fn an_answer_that_is_broken_before_any_of_it_is_out_is_a_502() {
+    let broken = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\nzz\r\n";
+    let origin = Origin::start(reply::raw(broken));
+    let proxy = over(&[&origin]).start();
+    let answer = proxy.get("/");
+    assert_failed(&proxy, &answer, 502, "http_protocol_error", "bad_chunk");
+    assert!(!answer.text().contains("abc"), "{}", answer.text());
+    // An old client, who gets its chunks taken off, is told as well.
+    let mut client = proxy.client();
+    client.send("GET /old HTTP/1.0\r\nHost: a.test\r\n\r\n");
+    assert_eq!(client.response().status(), 502);
 }
 
 #[test]
