@@ -1,5 +1,6 @@
 //! A least rate for bodies: who sends slower than that for long is refused, and nobody else.
 
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -16,19 +17,21 @@ fn upload(proxy: &Proxy, head: &str, first: &str, part: &str, most: Duration) ->
     client.send(format!("POST / HTTP/1.1\r\nHost: a.test\r\n{head}\r\n\r\n{first}"));
     let began = Instant::now();
     let mut sender = client.wire.twin();
-    let part = part.to_owned();
-    let sending = thread::spawn(move || {
-        while began.elapsed() < most && sender.write(part.as_bytes()).is_ok() {
-            let_pass(Duration::from_millis(100));
-        }
-        // The end, where it is framed by chunks.
-        let _ = sender.write(b"0\r\n\r\n");
-    });
-    client.wire.patience(Some(GRACE + SOON));
-    let answer = client.response();
-    let took = began.elapsed();
-    sending.join().expect("the sender ends");
-    (answer, took)
+    let answered = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while began.elapsed() < most && !answered.load(SeqCst) {
+                let _ = sender.write(part.as_bytes());
+                let_pass(Duration::from_millis(100));
+            }
+            // The end, where it is framed by chunks.
+            let _ = sender.write(b"0\r\n\r\n");
+        });
+        client.wire.patience(Some(GRACE + SOON));
+        let answer = client.response();
+        answered.store(true, SeqCst);
+        (answer, began.elapsed())
+    })
 }
 
 #[test]
