@@ -12,7 +12,13 @@ use crate::setup::{assert_counts, assert_failed, in_flight, over};
 const GRACE: Duration = Duration::from_secs(10);
 
 /// Sends `first`, then `part` every 100 ms until there is an answer, or for `most`; when it came.
-fn upload(proxy: &Proxy, head: &str, first: &str, part: &str, most: Duration) -> (Message, Duration) {
+fn upload(
+    proxy: &Proxy,
+    head: &str,
+    first: &str,
+    part: &str,
+    most: Duration,
+) -> (Message, Duration) {
     let mut client = proxy.client();
     client.send(format!("POST / HTTP/1.1\r\nHost: a.test\r\n{head}\r\n\r\n{first}"));
     let began = Instant::now();

@@ -4,7 +4,9 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use l7rp_testkit::{Client, Gate, Origin, Proxy, SOON, Signal, Then, Value, eventually, let_pass, within};
+use l7rp_testkit::{
+    Client, Gate, Origin, Proxy, SOON, Signal, Then, Value, eventually, let_pass, within,
+};
 
 use crate::setup::{assert_counts, assert_failed, in_flight, over};
 use crate::upgrade::{ACCEPT, OFFER, echo, echoes, open};
@@ -83,7 +85,9 @@ fn a_reset_of_the_upstream_closes_the_client() {
     let proxy = over(&[&origin]).start();
     let mut client = open(&proxy);
     client.send("now");
-    assert!(!matches!(client.wire.read_to_end(), Err(e) if e.kind() == std::io::ErrorKind::WouldBlock));
+    assert!(
+        !matches!(client.wire.read_to_end(), Err(e) if e.kind() == std::io::ErrorKind::WouldBlock)
+    );
     all_is_over(&proxy, &origin);
     let line = proxy.logged_path("/t");
     assert_eq!(line["status"], 101);
@@ -119,7 +123,9 @@ fn an_idle_tunnel_is_cut_on_both_sides() {
         echoes(&mut client, "hello");
     }
     let silent = Instant::now();
-    assert!(!matches!(client.wire.read_to_end(), Err(e) if e.kind() == std::io::ErrorKind::WouldBlock));
+    assert!(
+        !matches!(client.wire.read_to_end(), Err(e) if e.kind() == std::io::ErrorKind::WouldBlock)
+    );
     let took = silent.elapsed();
     assert!(took > Duration::from_millis(300) && took < Duration::from_secs(3), "{took:?}");
     let line = proxy.logged_path("/t");

@@ -237,7 +237,8 @@ fn ws_connection_list() {
         assert_eq!(request.get("x-hop"), None);
         echoes(&mut client, "frame");
     }
-    let old = "GET /old HTTP/1.0\r\nHost: a.test\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n";
+    let old =
+        "GET /old HTTP/1.0\r\nHost: a.test\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n";
     assert_eq!(proxy.client().send(old).head().status(), 200);
     assert_eq!(origin.last().get("upgrade"), None);
     let h2c = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\n";
@@ -252,7 +253,10 @@ fn an_offer_with_a_body_is_not_passed_on() {
     let origin = Origin::start(echo);
     let proxy = over(&[&origin]).start();
     let mut client = proxy.client();
-    for framing in ["Content-Length: 4\r\n\r\nbody", "Transfer-Encoding: chunked\r\n\r\n4\r\nbody\r\n0\r\n\r\n"] {
+    for framing in [
+        "Content-Length: 4\r\n\r\nbody",
+        "Transfer-Encoding: chunked\r\n\r\n4\r\nbody\r\n0\r\n\r\n",
+    ] {
         let answer = client.ask(format!(
             "POST /b HTTP/1.1\r\nHost: a.test\r\nConnection: Upgrade\r\nUpgrade: test\r\n{framing}"
         ));
