@@ -57,7 +57,7 @@ fn the_client_goes_on_after_the_upstream_has_ended_its_side() {
     }
     client.wire.half_close().expect("it can");
     let got = heard.recv_timeout(SOON).expect("the end").expect("an end in order");
-    assert_eq!(got.iter().filter(|&&b| b == b'\n').count(), 10);
+    assert_eq!(got.split(|&b| b == b'\n').count() - 1, 10);
     assert_eq!(proxy.logged_path("/t")["reason"], Value::Null);
     all_is_over(&proxy, &origin);
 }
@@ -110,6 +110,44 @@ fn a_reset_of_the_upstream_is_not_the_clients_doing_while_it_talks() {
     for line in proxy.events("request_completed") {
         assert_ne!(line["reason"], "client_gone", "{line}");
     }
+}
+
+#[test]
+fn a_reset_after_the_end_of_the_clients_side_is_noticed() {
+    let gate = Gate::default();
+    let held = gate.clone();
+    // It waits for something else, and does not look at its connection meanwhile.
+    let origin = Origin::start(move |call| {
+        call.send(ACCEPT);
+        held.pass();
+        Then::Close
+    });
+    let proxy = over(&[&origin]).start();
+    let client = open(&proxy);
+    client.wire.half_close().expect("it can");
+    let_pass(Duration::from_millis(100));
+    client.reset();
+    let over = within(SOON / 3, || (in_flight(&proxy) == 0.0).then_some(()));
+    gate.open();
+    assert!(over.is_some(), "the tunnel is held for a client that is gone");
+}
+
+#[test]
+fn a_reset_after_the_end_of_the_upstreams_side_is_noticed() {
+    let (told, heard) = channel();
+    let origin = Origin::start(move |call| {
+        call.send(ACCEPT);
+        call.wire.half_close().expect("it can");
+        let _ = told.send(());
+        let_pass(Duration::from_millis(100));
+        Then::Reset
+    });
+    let proxy = over(&[&origin]).start();
+    let client = open(&proxy);
+    heard.recv_timeout(SOON).expect("the end of its side");
+    let over = within(SOON / 3, || (in_flight(&proxy) == 0.0).then_some(()));
+    assert!(over.is_some(), "the tunnel is held for an upstream that is gone");
+    drop(client);
 }
 
 #[test]
@@ -283,8 +321,9 @@ fn a_receiver_that_does_not_read_stops_the_sender() {
     let mut client = open(&proxy);
     let before = proxy.resident();
     client.wire.patience(Some(Duration::from_millis(300)));
+    let part = vec![b'x'; 64 << 10];
     let mut sent = 0_usize;
-    while client.wire.write(&[b'x'; 64 << 10]).is_ok() && sent < 256 << 20 {
+    while client.wire.write(&part).is_ok() && sent < 256 << 20 {
         sent += 64 << 10;
     }
     assert!(sent < 64 << 20, "{sent} octets were taken");

@@ -1,4 +1,4 @@
-//! WebSockets, spoken by a client and a server of one library with the proxy between them.
+//! The WebSocket protocol, spoken by a client and a server of one library with the proxy between them.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::mpsc::{Receiver, channel};
@@ -14,7 +14,7 @@ use crate::setup::{assert_counts, in_flight, over};
 
 type Socket = WebSocket<TcpStream>;
 
-/// Serves WebSockets with `script`, a thread for each; where it listens.
+/// Serves sockets with `script`, a thread for each; where it listens.
 fn serving(script: impl Fn(Socket) + Clone + Send + 'static) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("an address");
@@ -60,10 +60,10 @@ fn echo(mut socket: Socket) {
 }
 
 #[track_caller]
-fn returns(socket: &mut Socket, message: Message) {
+fn returns(socket: &mut Socket, message: &Message) {
     socket.send(message.clone()).expect("it is taken");
     let got = socket.read().expect("it comes back");
-    assert!(got == message, "{} octets became {}", message.len(), got.len());
+    assert!(got == *message, "{} octets became {}", message.len(), got.len());
 }
 
 fn long(seed: usize, length: usize) -> Vec<u8> {
@@ -76,8 +76,8 @@ fn text_and_binary_pass_in_every_size() {
     let mut socket = open(&proxy);
     // The borders of the three forms of a length, and more than any buffer holds.
     for length in [0, 1, 125, 126, 65_535, 65_536, 1 << 20] {
-        returns(&mut socket, Message::text("\u{17c}".repeat(length / 2)));
-        returns(&mut socket, Message::binary(long(length, length)));
+        returns(&mut socket, &Message::text("\u{17c}".repeat(length / 2)));
+        returns(&mut socket, &Message::binary(long(length, length)));
     }
     socket.close(None).expect("it closes");
     assert!(matches!(socket.read(), Ok(Message::Close(None))));
@@ -102,15 +102,15 @@ fn pings_are_answered_across_the_tunnel() {
         }
     }));
     let mut socket = open(&proxy);
-    let ping = |words: &str| Message::Ping(words.as_bytes().to_vec().into());
-    let pong = |words: &str| Message::Pong(words.as_bytes().to_vec().into());
-    assert_eq!(socket.read().expect("a ping"), ping("from the server"));
+    let asks = |words: &str| Message::Ping(words.as_bytes().to_vec().into());
+    let answers = |words: &str| Message::Pong(words.as_bytes().to_vec().into());
+    assert_eq!(socket.read().expect("a ping"), asks("from the server"));
     // Its answer goes out with what is written next.
-    socket.send(ping("from the client")).expect("it is taken");
-    assert_eq!(socket.read().expect("a pong"), pong("from the client"));
+    socket.send(asks("from the client")).expect("it is taken");
+    assert_eq!(socket.read().expect("a pong"), answers("from the client"));
     let mut got = [heard.recv_timeout(SOON), heard.recv_timeout(SOON)].map(|m| m.expect("a frame"));
-    got.sort_by_key(|message| message.is_pong());
-    assert_eq!(got, [ping("from the client"), pong("from the server")]);
+    got.sort_by_key(Message::is_pong);
+    assert_eq!(got, [asks("from the client"), answers("from the server")]);
 }
 
 /// A server that closes with 4001 when told to, and tells what closed it.
