@@ -132,7 +132,7 @@ fn nothing_that_comes_before_the_101_is_tunnelled() {
 }
 
 /// Whether all threads of the process are stopped.
-fn is_stopped(proxy: &Proxy) -> bool {
+pub fn is_stopped(proxy: &Proxy) -> bool {
     let tasks = std::fs::read_dir(format!("/proc/{}/task", proxy.pid())).expect("it is there");
     tasks.flatten().all(|task| {
         let status = std::fs::read_to_string(task.path().join("status")).unwrap_or_default();
