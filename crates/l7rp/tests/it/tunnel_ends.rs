@@ -133,7 +133,7 @@ fn a_reset_after_the_end_of_the_clients_side_is_noticed() {
     client.wire.half_close().expect("it can");
     let_pass(Duration::from_millis(100));
     client.reset();
-    let over = within(SOON / 3, || (in_flight(&proxy) == 0.0).then_some(()));
+    let over = within(SOON, || (in_flight(&proxy) == 0.0).then_some(()));
     gate.open();
     assert!(over.is_some(), "the tunnel is held for a client that is gone");
 }
@@ -151,7 +151,7 @@ fn a_reset_after_the_end_of_the_upstreams_side_is_noticed() {
     let proxy = over(&[&origin]).start();
     let client = open(&proxy);
     heard.recv_timeout(SOON).expect("the end of its side");
-    let over = within(SOON / 3, || (in_flight(&proxy) == 0.0).then_some(()));
+    let over = within(SOON, || (in_flight(&proxy) == 0.0).then_some(()));
     assert!(over.is_some(), "the tunnel is held for an upstream that is gone");
     drop(client);
 }
