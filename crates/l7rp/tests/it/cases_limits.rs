@@ -37,7 +37,6 @@ fn erratic(call: &mut Call<'_>) -> Then {
 /// One client of many: asks, uploads or offers to upgrade, and stays or leaves.
 fn ask_and_leave(proxy: &Proxy, n: usize) {
     let mut client = proxy.client();
-    let began = Instant::now();
     let _ = match n % 10 {
         0 => client.wire.write(OFFER.as_bytes()),
         1 => {
@@ -64,8 +63,6 @@ fn ask_and_leave(proxy: &Proxy, n: usize) {
                 && answer.status() == 503
             {
                 assert_eq!(answer.get("retry-after"), Some("1"), "{answer:?}");
-                let reason = answer.get("proxy-status").unwrap_or_default();
-                assert!(!reason.contains("capacity") || began.elapsed() < Duration::from_secs(2));
             }
         }
     }
@@ -83,7 +80,7 @@ fn limits_shed_slots_return() {
         .top("limits: { max_in_flight: 64 }")
         .start();
     thread::scope(|scope| {
-        for who in 0..32 {
+        for who in 0..24 {
             let proxy = &proxy;
             scope.spawn(move || (0..25).for_each(|n| ask_and_leave(proxy, who * 25 + n)));
         }
@@ -101,10 +98,10 @@ fn limits_shed_slots_return() {
 }
 
 /// Writes octets one at a time until the proxy has had enough; what it says then.
-fn drip(client: &mut Client, octets: &[u8]) -> Option<l7rp_testkit::Message> {
+fn drip(client: &mut Client, begin: &str) -> Option<l7rp_testkit::Message> {
     client.wire.patience(Some(Duration::from_millis(100)));
-    for octet in octets.iter().cycle().take(200) {
-        let _ = client.wire.write(&[*octet]);
+    for octet in begin.bytes().chain([b'x'; 200]) {
+        let _ = client.wire.write(&[octet]);
         match client.wire.read_head() {
             Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {}
             other => return other.ok().flatten(),
@@ -129,13 +126,14 @@ fn limits_slowloris() {
     let before = proxy.resident();
     thread::scope(|scope| {
         let proxy = &proxy;
-        for _ in 0..40 {
+        for _ in 0..15 {
             scope.spawn(move || {
                 let began = Instant::now();
-                let answer = drip(&mut proxy.client(), b"GET / HTTP/1.1 and on and on");
+                let answer =
+                    drip(&mut proxy.client(), "GET / HTTP/1.1\r\nHost: a.test\r\nX-Slow: ");
                 let took = began.elapsed();
                 assert_eq!(answer.expect("an answer").status(), 408);
-                assert!(took > Duration::from_millis(900) && took < Duration::from_secs(3));
+                assert!(took > Duration::from_millis(900) && took < SOON);
             });
             scope.spawn(move || {
                 let mut client = proxy.client();
@@ -157,7 +155,7 @@ fn limits_slowloris() {
         for n in 0..100 {
             let asked = Instant::now();
             assert_eq!(proxy.get("/honest").status(), 200);
-            assert!(asked.elapsed() < Duration::from_millis(1500), "{n}: {:?}", asked.elapsed());
+            assert!(asked.elapsed() < SOON / 2, "{n}: {:?}", asked.elapsed());
             let_pass(Duration::from_millis(10));
         }
     });
@@ -167,8 +165,8 @@ fn limits_slowloris() {
     let reasons = |reason: &str| {
         proxy.events("request_completed").iter().filter(|line| line["reason"] == reason).count()
     };
-    eventually(SOON, || reasons("client_stalled") == 40);
-    assert_eq!((reasons("head_timeout"), reasons("body_timeout")), (40, 40));
+    eventually(SOON, || reasons("client_stalled") == 15);
+    assert_eq!((reasons("head_timeout"), reasons("body_timeout")), (15, 15));
     assert_counts(&proxy, "proxy_upstream_requests_total", &[("status", "err")], 0.0);
 }
 

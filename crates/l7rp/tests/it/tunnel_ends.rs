@@ -159,11 +159,11 @@ fn a_reset_after_the_end_of_the_upstreams_side_is_noticed() {
 #[test]
 fn an_idle_tunnel_is_cut_on_both_sides() {
     let origin = Origin::start(echo);
-    let proxy = over(&[&origin]).route("tunnel_idle_timeout: 400ms").start();
+    let proxy = over(&[&origin]).route("tunnel_idle_timeout: 1s").start();
     let mut client = open(&proxy);
     // Whatever moves, either way, keeps it open.
     for _ in 0..6 {
-        let_pass(Duration::from_millis(150));
+        let_pass(Duration::from_millis(250));
         echoes(&mut client, "hello");
     }
     let silent = Instant::now();
@@ -171,7 +171,7 @@ fn an_idle_tunnel_is_cut_on_both_sides() {
         !matches!(client.wire.read_to_end(), Err(e) if e.kind() == std::io::ErrorKind::WouldBlock)
     );
     let took = silent.elapsed();
-    assert!(took > Duration::from_millis(300) && took < Duration::from_secs(3), "{took:?}");
+    assert!(took > Duration::from_millis(900) && took < SOON, "{took:?}");
     let line = proxy.logged_path("/t");
     assert_eq!((&line["status"], &line["reason"]), (&101.into(), &"tunnel_idle".into()));
     assert_eq!((&line["bytes_in"], &line["bytes_out"]), (&30.into(), &30.into()));
@@ -350,7 +350,7 @@ fn a_tunnel_lives_until_the_grace_ends() {
     echoes(&mut client, "during");
     assert_eq!(proxy.wait_exit(SOON), 0);
     let took = began.elapsed();
-    assert!(took > Duration::from_millis(900) && took < Duration::from_secs(4), "{took:?}");
+    assert!(took > Duration::from_millis(900) && took < SOON, "{took:?}");
     assert!(client.wire.read_to_end().is_ok_and(|rest| rest.is_empty()) || origin.open() == 0);
     eventually(SOON, || origin.open() == 0);
     proxy.wait_for_event("shutdown_complete", |e| e["cut"] == 1, SOON);
