@@ -162,3 +162,20 @@ fn an_upload_in_progress_is_finished() {
     assert!(answer.status() == 200 && answer.text().ends_with("abcdef"));
     assert_eq!(proxy.wait_exit(SOON), 0);
 }
+
+#[test]
+fn an_answer_that_the_grace_cuts_is_logged_as_cut() {
+    let origin = Origin::start(|call| {
+        call.send("HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf");
+        reply::hang(call)
+    });
+    let mut proxy = over(&[&origin]).top("drain: { timeout: 300ms }").start();
+    let mut client = proxy.client();
+    assert_eq!(client.send(get("a.test", "/cut", "")).head().status(), 200);
+    assert_eq!(client.wire.read_exact(4).expect("a half"), b"half");
+    proxy.signal(Signal::TERM);
+    assert_eq!(proxy.wait_exit(SOON), 0);
+    let line = proxy.logged_path("/cut");
+    assert_eq!((&line["status"], &line["reason"]), (&200.into(), &"draining".into()), "{line}");
+    assert_eq!(line["bytes_out"], 4, "{line}");
+}

@@ -6,7 +6,10 @@
 
 mod balancing;
 mod bodies;
+mod body_rate;
 mod capacity;
+mod cases_framing;
+mod cases_limits;
 mod connections;
 mod corners;
 mod drain;
@@ -20,3 +23,7 @@ mod routing;
 mod setup;
 mod starting;
 mod storm;
+mod trailers;
+mod tunnel_ends;
+mod upgrade;
+mod websocket;
