@@ -1,0 +1,114 @@
+//! slowhttptest, a client that holds connections open in every known way: whoever is honest is
+//! served meanwhile, it costs a bounded amount of memory, and it does not last.
+
+use std::collections::BTreeMap;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use l7rp_testkit::{Origin, Proxy, SOON, let_pass, reply};
+
+use crate::setup::{assert_counts, over};
+
+/// Connections that are held open at once.
+const HELD: u32 = 800;
+/// How long the attack lasts, in seconds; longer than the time-outs.
+const LASTS: u32 = 10;
+/// What an honest client waits at most.
+const PROMPT: Duration = Duration::from_secs(1);
+/// What a connection may cost the proxy, in octets.
+const EACH: u64 = 128 << 10;
+
+const TIMEOUTS: &str = "timeouts: { read_header: 2s, read: 2s, write: 2s, idle: 2s }, \
+                        limits: { min_body_rate: 1KiB, max_body_bytes: 1MiB }";
+
+/// What was seen during an attack.
+#[derive(Debug)]
+struct Figures {
+    honest: u32,
+    slowest: Duration,
+    most_connections: f64,
+    grown: u64,
+    /// How requests had ended by then, those of honest clients too.
+    ended: BTreeMap<String, u32>,
+}
+
+fn attack(arguments: &[&str], path: &str, honest: &str, proxy: &Proxy) -> Figures {
+    let url = format!("http://{}{path}", proxy.address());
+    let (held, lasts) = (HELD.to_string(), LASTS.to_string());
+    let mut child = Command::new("slowhttptest")
+        .args(["-c", &held, "-r", &held, "-l", &lasts, "-p", "3", "-u", &url])
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("`cargo xtask setup` installs slowhttptest");
+    let before = proxy.resident();
+    let end = Instant::now() + Duration::from_secs(15);
+    let (mut asked, mut slowest) = (0, Duration::ZERO);
+    let (mut most_connections, mut grown) = (0.0f64, 0);
+    while child.try_wait().expect("a child").is_none() {
+        if Instant::now() > end {
+            let _ = child.kill();
+            panic!("slowhttptest does not end");
+        }
+        let began = Instant::now();
+        assert_eq!(proxy.get(honest).status(), 200, "an honest client during the attack");
+        slowest = slowest.max(began.elapsed());
+        asked += 1;
+        most_connections = most_connections.max(proxy.metrics().sum("proxy_connections", &[]));
+        grown = grown.max(proxy.resident().saturating_sub(before));
+        let_pass(Duration::from_millis(100));
+    }
+    let mut ended = BTreeMap::new();
+    for line in proxy.events("request_completed") {
+        let reason = line["reason"].as_str().unwrap_or("answered");
+        *ended.entry(reason.to_owned()).or_default() += 1;
+    }
+    Figures { honest: asked, slowest, most_connections, grown, ended }
+}
+
+/// Attacks, and holds what was seen against the promise.
+fn withstands(name: &str, arguments: &[&str], path: &str) -> Figures {
+    let big = "x".repeat(1 << 20);
+    let origin = Origin::start(move |call| {
+        let answer = if call.request.target() == "/big" { &big[..] } else { "x" };
+        reply::name(answer)(call)
+    });
+    let proxy = over(&[&origin]).listener(TIMEOUTS).start();
+    let figures = attack(arguments, path, "/honest", &proxy);
+    println!("{name}: {figures:?}");
+    assert!(figures.honest > 10, "{figures:?}");
+    assert!(figures.slowest < PROMPT, "{figures:?}");
+    assert!(figures.grown < u64::from(HELD) * EACH, "{figures:?}");
+    assert_counts(&proxy, "proxy_connections", &[], 0.0);
+    assert_counts(&proxy, "proxy_panics_total", &[], 0.0);
+    let began = Instant::now();
+    assert_eq!(proxy.get("/after").status(), 200);
+    assert!(began.elapsed() < SOON);
+    figures
+}
+
+#[test]
+fn slow_heads() {
+    let figures = withstands("slow heads", &["-H", "-i", "1", "-x", "24", "-t", "GET"], "/");
+    assert!(figures.most_connections > f64::from(HELD / 2), "{figures:?}");
+}
+
+#[test]
+fn slow_bodies() {
+    let arguments = ["-B", "-i", "1", "-x", "10", "-s", "8192", "-t", "POST"];
+    let figures = withstands("slow bodies", &arguments, "/");
+    assert!(figures.most_connections > f64::from(HELD / 2), "{figures:?}");
+}
+
+#[test]
+fn slow_readers() {
+    let arguments = ["-X", "-w", "512", "-y", "1024", "-n", "1", "-z", "32", "-k", "1"];
+    let figures = withstands("slow readers", &arguments, "/big");
+    assert!(figures.most_connections > f64::from(HELD / 2), "{figures:?}");
+}
+
+#[test]
+fn many_ranges() {
+    withstands("many ranges", &["-R", "-a", "10", "-b", "3000", "-t", "HEAD"], "/");
+}
