@@ -126,6 +126,7 @@ http {{
   client_max_body_size 10m;
   large_client_header_buffers 8 32k;
   underscores_in_headers on;
+  ignore_invalid_headers off;
   merge_slashes off;
   upstream backend {{ server {upstream}; keepalive 8; }}
   server {{
@@ -153,8 +154,8 @@ fn haproxy(address: SocketAddr, upstream: SocketAddr) -> String {
 defaults
   mode http
   timeout connect 2s
-  timeout client 5s
-  timeout server 5s
+  timeout client 1s
+  timeout server 1s
   retries 0
 frontend web
   bind {address}
