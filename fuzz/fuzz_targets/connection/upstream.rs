@@ -4,11 +4,17 @@
 use std::collections::HashSet;
 use std::io::Read;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::input::Input;
 use crate::strict::{self, Fault, Framing};
+
+/// Threads are made once: the leak check takes one that is just being made for a leak.
+const THREADS: usize = 8;
+/// Connections that wait for one of them.
+const MAX_WAITING: usize = 64;
 
 /// What has arrived for one input.
 #[derive(Default)]
@@ -54,12 +60,23 @@ impl Upstream {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("an address");
         let shared = Arc::<Shared>::default();
+        let (queue, connections) = sync_channel(MAX_WAITING);
         let of_thread = shared.clone();
         std::thread::spawn(move || {
             while let Ok((stream, from)) = listener.accept() {
-                accept(&of_thread, stream, from);
+                let _ = queue.send(Connection::accept(of_thread.clone(), stream, from));
             }
         });
+        let connections = Arc::new(Mutex::new(connections));
+        for _ in 0..THREADS {
+            let connections = connections.clone();
+            std::thread::spawn(move || {
+                let next = || connections.lock().unwrap_or_else(PoisonError::into_inner).recv();
+                while let Ok(connection) = next() {
+                    connection.serve();
+                }
+            });
+        }
         Self { address, shared }
     }
 
@@ -96,20 +113,30 @@ impl Upstream {
     }
 }
 
-fn accept(shared: &Arc<Shared>, stream: TcpStream, from: SocketAddr) {
-    let _ = stream.set_nodelay(true);
-    let mut state = shared.lock();
-    state.accepted.push(from);
-    state.streams.extend(stream.try_clone());
-    state.running += 1;
-    let (turn, input) = (state.turn, state.input.clone());
-    drop(state);
-    shared.changed.notify_all();
-    let shared = shared.clone();
-    std::thread::spawn(move || {
-        let mut connection = Connection { shared: &shared, stream, buf: Vec::new(), turn, input };
-        while connection.request().is_some() {}
-        let Connection { stream, input, .. } = connection;
+struct Connection {
+    shared: Arc<Shared>,
+    stream: TcpStream,
+    buf: Vec<u8>,
+    turn: u64,
+    input: Arc<Input>,
+}
+
+impl Connection {
+    fn accept(shared: Arc<Shared>, stream: TcpStream, from: SocketAddr) -> Self {
+        let _ = stream.set_nodelay(true);
+        let mut state = shared.lock();
+        state.accepted.push(from);
+        state.streams.extend(stream.try_clone());
+        state.running += 1;
+        let (turn, input) = (state.turn, state.input.clone());
+        drop(state);
+        shared.changed.notify_all();
+        Self { shared, stream, buf: Vec::new(), turn, input }
+    }
+
+    fn serve(mut self) {
+        while self.request().is_some() {}
+        let Self { shared, stream, turn, input, .. } = self;
         let peer = stream.peer_addr().ok();
         let mut state = shared.lock();
         let current = state.turn == turn;
@@ -126,18 +153,8 @@ fn accept(shared: &Arc<Shared>, stream: TcpStream, from: SocketAddr) {
         }
         drop(state);
         shared.changed.notify_all();
-    });
-}
+    }
 
-struct Connection<'a> {
-    shared: &'a Shared,
-    stream: TcpStream,
-    buf: Vec<u8>,
-    turn: u64,
-    input: Arc<Input>,
-}
-
-impl Connection<'_> {
     /// Serves one request. `None`: there is no other.
     fn request(&mut self) -> Option<()> {
         let head = self.whole(strict::head)?;
