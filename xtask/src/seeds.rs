@@ -10,6 +10,8 @@ use crate::{read, root};
 /// The target, and its folder below `fuzz/corpus`.
 pub(crate) const TARGET: &str = "connection";
 
+const REQUESTS: &str = "crates/l7rp/tests/corpus/h1_requests.jsonl";
+const RESPONSES: &str = "crates/l7rp/tests/corpus/h1_responses.jsonl";
 const NEXT: &[u8] = b"\xff\xff";
 const PAUSE: &[u8] = b"\xff\xfd";
 const PLAIN: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
@@ -25,8 +27,8 @@ const CLOSES: u8 = 4;
 /// Writes them all to the target's corpus.
 pub(crate) fn write() -> Done {
     let folder = root().join("fuzz/corpus").join(TARGET);
-    let requests = read("crates/l7rp/tests/corpus/h1_requests.jsonl")?;
-    let responses = read("crates/l7rp/tests/corpus/h1_responses.jsonl")?;
+    let requests = read(REQUESTS)?;
+    let responses = read(RESPONSES)?;
     requests.lines().try_for_each(|line| save(&folder, line, of_request(line)))?;
     responses.lines().try_for_each(|line| save(&folder, line, of_response(line)))
 }
@@ -120,6 +122,15 @@ mod tests {
         let line = r#"{"id": "x", "raw_b64": "QUJDRA==", "split": [1, 3]}"#;
         let seed = of_request(line).expect("a seed");
         assert_eq!(seed, [b"\0A\xff\xfdBC\xff\xfdD\xff\xff", PLAIN].concat());
+    }
+
+    #[test]
+    fn every_case_makes_a_seed() {
+        let all = |file, of: fn(&str) -> Option<Vec<u8>>| {
+            read(file).is_ok_and(|text| text.lines().all(|line| of(line).is_some()))
+        };
+        assert!(all(REQUESTS, of_request));
+        assert!(all(RESPONSES, of_response));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Messages that nobody has a reason to refuse, through l7rp, nginx and HAProxy, each in front
+//! Messages that nobody has a reason to refuse, through l7rp, nginx and haproxy, each in front
 //! of the same recording backend: what arrives there is the same thing, apart from what is
 //! listed in [`listed`] with reasons.
 

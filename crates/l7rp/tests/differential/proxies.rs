@@ -11,7 +11,7 @@ use l7rp_testkit::within;
 /// How long one may take to start.
 const START: Duration = Duration::from_secs(10);
 
-/// A running nginx or HAProxy; killed when dropped.
+/// A running nginx or haproxy; killed when dropped.
 pub(crate) struct Other {
     child: Child,
     pub(crate) address: SocketAddr,
