@@ -80,10 +80,10 @@ impl Ask {
             0..38 => Way::Length,
             38..76 => Way::Chunked,
             // The rest seldom, and what ends connections most seldom.
-            n @ 76..94 => WAYS[2 + (n as usize - 76) / 4],
-            94 => Way::Early,
-            95 => Way::Gone,
-            96 if draw.one_in(2) => Way::Cut,
+            n @ 76..96 => WAYS[2 + (n as usize - 76) / 5],
+            96 => Way::Early,
+            97 => Way::Gone,
+            98 if draw.one_in(2) => Way::Cut,
             _ => Way::UntilClose,
         };
         // A HEAD has no body that could be cut or end with the connection.
