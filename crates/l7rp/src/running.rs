@@ -174,12 +174,16 @@ fn start_workers(
     let mut threads = Vec::new();
     for (index, sockets) in sockets.into_iter().enumerate() {
         let (process, phases, end) = (process.clone(), phases.clone(), end.clone());
+        let events = process.events.clone();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let thread =
             std::thread::Builder::new().name(format!("l7rp-worker-{index}")).spawn(move || {
                 let local = tokio::task::LocalSet::new();
                 let run = run_worker::run(index, process, sockets, phases);
-                let cut = local.block_on(&runtime, run).unwrap_or_default();
+                let cut = local.block_on(&runtime, run).unwrap_or_else(|e| {
+                    events.emit(&Event::WorkerFailed { worker: index, error: e.to_string() });
+                    0
+                });
                 // Dropping the tasks gives back what they hold, and writes their records.
                 drop(local);
                 let _ = end.blocking_send(cut);

@@ -27,8 +27,8 @@ impl Stream {
         }
     }
 
-    /// Appends what can be read at once to `buf`, into its spare capacity only; there must
-    /// be some. `Ok(0)`: the peer has ended its side.
+    /// Appends what can be read at once to `buf`, into its spare capacity; a full one grows.
+    /// `Ok(0)`: the peer has ended its side.
     pub fn poll_fill(
         &mut self,
         cx: &mut Context<'_>,

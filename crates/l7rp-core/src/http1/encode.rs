@@ -34,11 +34,13 @@ pub struct Changes {
 }
 
 impl Changes {
-    fn drops(&self, name: &[u8]) -> bool {
+    /// Whether a field of this name is not passed on.
+    pub fn drops(&self, name: &[u8]) -> bool {
         self.drop.iter().any(|d| d.as_bytes().eq_ignore_ascii_case(name))
     }
 
-    fn write(&self, out: &mut Vec<u8>) {
+    /// Appends the lines that are added.
+    pub fn write(&self, out: &mut Vec<u8>) {
         for (name, value) in &self.add {
             line(out, name, value.as_bytes());
         }
@@ -188,7 +190,9 @@ pub fn response(
     } else if to.is_http10 {
         out.extend_from_slice(b"Connection: keep-alive\r\n");
     }
-    line(out, "X-Request-ID", to.request_id);
+    if !changes.drops(b"X-Request-ID") {
+        line(out, "X-Request-ID", to.request_id);
+    }
     changes.write(out);
     out.extend_from_slice(b"\r\n");
 }

@@ -154,6 +154,7 @@ pub fn parse_request(
         many = Box::new_uninit_slice(limits.max_fields);
         &mut many
     };
+    (head.method_text, head.target, head.host) = Default::default();
     let mut parsed = httparse::Request::new(&mut []);
     let len = match parsed.parse_with_uninit_headers(buf, space) {
         Ok(httparse::Status::Complete(len)) => len,
@@ -172,6 +173,7 @@ pub fn parse_request(
     }
     head.method = Method::of(method.as_bytes());
     head.method_text = span(buf, method.as_bytes());
+    head.target = span(buf, target.as_bytes());
     head.is_http10 = minor == 0;
     fields(buf, len, parsed.headers, &mut head.fields).map_err(Failure::BadRequest)?;
     request_meaning(buf, target.as_bytes(), head)?;

@@ -2,23 +2,26 @@
 //! thread: they answer while all workers are busy, and to the end of a drain.
 
 use std::fmt::Write;
+use std::future::poll_fn;
 use std::sync::Arc;
 use std::time::Duration;
 
 use l7rp_core::http1::Limits;
 use l7rp_core::http1::request::{Method, Request, parse_request};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::Semaphore;
 
 use crate::live::Process;
 use crate::observe::metrics;
-use crate::serve::listen::Bound;
+use crate::serve::listen::{Accepting, Bound};
+use crate::stream::Stream;
 
 /// Connections served at once; more wait.
 const MAX_CONNECTIONS: usize = 64;
 /// For one request, from the first octet to the last of its answer.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Accepting pauses for so long when this machine lacks something.
+const SHORTAGE_PAUSE: Duration = Duration::from_millis(50);
 const LIMITS: Limits = Limits { max_head: 8 << 10, max_fields: 50, max_target: 2 << 10 };
 
 /// An answer.
@@ -34,39 +37,21 @@ const TEXT: &str = "text/plain; charset=utf-8";
 pub async fn serve(socket: Bound, process: Arc<Process>) {
     let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     // A socket that the runtime refuses leaves the proxy without these endpoints, no more.
-    match socket {
-        Bound::Tcp(listener) => {
-            let Ok(listener) = TcpListener::from_std(listener) else { return };
-            loop {
-                let Ok(place) = places.clone().acquire_owned().await else { return };
-                match listener.accept().await {
-                    Ok((stream, _)) => {
-                        let process = process.clone();
-                        tokio::spawn(async move {
-                            connection(stream, &process).await;
-                            drop(place);
-                        });
-                    }
-                    Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
-                }
+    let Ok(socket) = Accepting::new(socket) else { return };
+    loop {
+        let Ok(place) = places.clone().acquire_owned().await else { return };
+        let Ok((stream, _)) = poll_fn(|cx| socket.poll_accept(cx)).await else {
+            tokio::time::sleep(SHORTAGE_PAUSE).await;
+            continue;
+        };
+        let process = process.clone();
+        tokio::spawn(async move {
+            match stream {
+                Stream::Tcp(stream) => connection(stream, &process).await,
+                Stream::Unix(stream) => connection(stream, &process).await,
             }
-        }
-        Bound::Unix(listener) => {
-            let Ok(listener) = UnixListener::from_std(listener) else { return };
-            loop {
-                let Ok(place) = places.clone().acquire_owned().await else { return };
-                match listener.accept().await {
-                    Ok((stream, _)) => {
-                        let process = process.clone();
-                        tokio::spawn(async move {
-                            connection(stream, &process).await;
-                            drop(place);
-                        });
-                    }
-                    Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
-                }
-            }
-        }
+            drop(place);
+        });
     }
 }
 

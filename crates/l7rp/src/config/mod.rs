@@ -13,6 +13,7 @@ pub mod wrong;
 mod tests;
 
 use std::fmt;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 pub use flags::{bind_address, from_flags};
@@ -98,11 +99,20 @@ impl fmt::Display for LoadError {
 
 impl std::error::Error for LoadError {}
 
+/// Octets of a configuration file; a larger one is none.
+const MAX_FILE: u64 = 64 << 20;
+
 /// Reads and checks a file. Files that it names are looked for beside it.
 pub fn load(path: &Path, files: Files) -> Result<Loaded, LoadError> {
     let name = path.display().to_string();
-    let bytes = std::fs::read(path)
+    let mut bytes = Vec::new();
+    std::fs::File::open(path)
+        .and_then(|file| file.take(MAX_FILE + 1).read_to_end(&mut bytes))
         .map_err(|e| LoadError::Unreadable(format!("cannot read the configuration {name}: {e}")))?;
+    if bytes.len() as u64 > MAX_FILE {
+        let message = format!("the configuration {name} is larger than 64 MiB");
+        return Err(LoadError::Unreadable(message));
+    }
     let text = String::from_utf8(bytes).map_err(|e| {
         let valid = e.utf8_error().valid_up_to();
         let line = 1 + memchr::memchr_iter(b'\n', &e.as_bytes()[..valid]).count();

@@ -177,7 +177,8 @@ pub struct Pool {
     pub upstreams: Vec<Upstream>,
     /// For a connection to be established.
     pub connect_timeout: Duration,
-    /// From the end of the request to the end of the response head.
+    /// From the last octet of the request to the end of the response head; and for silence in
+    /// the middle of a body, unless that is a stream of events.
     pub response_header_timeout: Duration,
     /// HTTP version spoken to the upstreams.
     pub protocol: UpstreamProtocol,
@@ -294,7 +295,7 @@ pub enum UpstreamProtocol {
 /// Idle connections, for each upstream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Keepalive {
-    /// Kept by the whole process.
+    /// Kept by the whole process; shared out among the workers, at least one for each.
     pub max_idle: usize,
     /// Closed after.
     pub idle_timeout: Duration,

@@ -8,7 +8,7 @@ use l7rp_core::http1::encode::line;
 use l7rp_core::http1::request::Method;
 
 use super::client::Client;
-use super::record::{Record, RequestId};
+use super::record::Record;
 use super::{Done, Exchange, Next, Workspace};
 use crate::live::Listener;
 use crate::worker::Worker;
@@ -90,7 +90,7 @@ pub async fn refuse(
     let answer =
         Answer { status: meaning.status, fields: &fields, content_type: "text/plain", body: &body };
     let until = worker.process.clock.now().plus(listener.plan.timeouts.write);
-    write(space.to_client, &answer, &record.id, keep_alive, to_head);
+    write(space.to_client, &answer, record, keep_alive, to_head);
     record.status = meaning.status;
     record.bytes_out = if to_head { 0 } else { body.len() as u64 };
     client.write_all(space.to_client, &[], until).await.is_ok()
@@ -136,7 +136,9 @@ pub(super) async fn redirect(
         Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) => name,
         _ => &host,
     };
-    let target = String::from_utf8_lossy(x.incoming.target());
+    // `*` is no path: it does not follow a host.
+    let target = if x.incoming.target() == b"*" { b"/" } else { x.incoming.target() };
+    let target = String::from_utf8_lossy(target);
     let location = format!("{scheme}://{host}{target}");
     let fields = [("Location", location.as_str())];
     let answer = Answer { status: code, fields: &fields, content_type: "", body: "" };
@@ -167,7 +169,7 @@ async fn send(
     let keep_alive = x.may_keep_alive() && used.is_some();
     let to_head = x.incoming.head.method == Method::Head;
     space.to_client.clear();
-    write(space.to_client, answer, &record.id, keep_alive, to_head);
+    write(space.to_client, answer, record, keep_alive, to_head);
     record.status = answer.status;
     record.bytes_out = if to_head { 0 } else { answer.body.len() as u64 };
     let until = x.worker.process.clock.now().plus(x.listener.plan.timeouts.write);
@@ -187,22 +189,38 @@ fn body_in_rest(x: &Exchange<'_>) -> Option<usize> {
     seen.done.then_some(seen.used)
 }
 
-fn write(out: &mut Vec<u8>, answer: &Answer<'_>, id: &RequestId, keep_alive: bool, to_head: bool) {
+fn write(
+    out: &mut Vec<u8>,
+    answer: &Answer<'_>,
+    record: &Record<'_>,
+    keep_alive: bool,
+    to_head: bool,
+) {
     out.clear();
     let status = answer.status;
     let _ = write!(out, "HTTP/1.1 {status} {}\r\n", reason_phrase(status));
+    // What a route says of its responses goes for those that are made here, too.
+    let changes = record.route.map(|route| &route.response_changes);
+    let mut own = |name: &str, value: &[u8]| {
+        if !changes.is_some_and(|c| c.drops(name.as_bytes())) {
+            line(out, name, value);
+        }
+    };
     if !matches!(status, 204 | 304) {
-        line(out, "Content-Length", answer.body.len().to_string().as_bytes());
+        own("Content-Length", answer.body.len().to_string().as_bytes());
     }
     if !answer.content_type.is_empty() {
-        line(out, "Content-Type", answer.content_type.as_bytes());
+        own("Content-Type", answer.content_type.as_bytes());
     }
     for (name, value) in answer.fields {
-        line(out, name, value.as_bytes());
+        own(name, value.as_bytes());
     }
-    line(out, "X-Request-ID", id.as_bytes());
+    own("X-Request-ID", record.id.as_bytes());
     // Said in both cases: a 1.0 client needs the one, a 1.1 client the other.
-    line(out, "Connection", if keep_alive { b"keep-alive" } else { b"close" });
+    own("Connection", if keep_alive { b"keep-alive" } else { b"close" });
+    if let Some(changes) = changes {
+        changes.write(out);
+    }
     out.extend_from_slice(b"\r\n");
     if !to_head && !matches!(status, 204 | 304) {
         out.extend_from_slice(answer.body.as_bytes());

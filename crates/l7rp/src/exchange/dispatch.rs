@@ -1,6 +1,7 @@
 //! Tries: which upstream, on which connection, until one gives the head of a response.
 
 use std::future::poll_fn;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use l7rp_core::attempts::{self, Next};
@@ -22,10 +23,13 @@ use crate::live::Route;
 use crate::observe::event::Event;
 use crate::stream::Stream;
 use crate::upstream::connect::connect;
+use crate::upstream::connection::Connection;
 use crate::upstream::pool::{Place, Pool, Upstream};
 
 /// Interim responses that are passed on for one request; more are an attack.
 const MAX_INTERIM: u32 = 32;
+/// Upstreams that may let one request wait for a connection in vain.
+const MAX_CONNECT_TIMEOUTS: u32 = 3;
 /// Octets of a response head.
 const MAX_RESPONSE_HEAD: l7rp_core::http1::Limits =
     l7rp_core::http1::Limits { max_head: 64 << 10, max_fields: 256, max_target: 0 };
@@ -33,12 +37,10 @@ const MAX_RESPONSE_HEAD: l7rp_core::http1::Limits =
 /// An upstream that has sent the head of its response.
 #[derive(Debug)]
 pub struct Answered<'a> {
-    /// Which.
-    pub upstream: &'a Upstream,
     /// The place taken there.
     pub place: Place<'a>,
     /// The connection.
-    pub stream: Stream,
+    pub connection: Connection,
     /// The request, which may still be on its way.
     pub upload: Upload,
     /// What was read from the upstream; the head is at `head_at`, the body after it.
@@ -68,6 +70,7 @@ pub async fn run<'a>(
     record.bytes_in = upload.content();
     let key = hash_key(x, pool, client, sender);
     let mut tried = Tried::new();
+    let mut connect_timeouts = 0;
     let mut last = None;
     loop {
         let now = x.worker.process.clock.now();
@@ -81,15 +84,17 @@ pub async fn run<'a>(
         record.current = Some(Try { upstream, began: now, reused: false });
         let mut attempt = Attempt { x, client, sender, space, route, pool, upstream, deadline };
         match attempt.run(record, &mut upload).await {
-            Ok((stream, buf, head_at, body_at)) => {
-                return Ok(Answered { upstream, place, stream, upload, buf, head_at, body_at });
+            Ok((connection, buf, head_at, body_at)) => {
+                return Ok(Answered { place, connection, upload, buf, head_at, body_at });
             }
             Err(failure) => {
                 let now = x.worker.process.clock.now();
                 record.try_failed(failure, now);
                 record.bytes_in = upload.content();
+                connect_timeouts += u32::from(failure == Failure::ConnectTimeout);
                 let request = describe(x, &upload);
-                if attempts::after(failure, request, false) != Next::Another {
+                let patient = connect_timeouts < MAX_CONNECT_TIMEOUTS;
+                if !patient || attempts::after(failure, request, false) != Next::Another {
                     upload.finish(x.worker, attempt.client);
                     return Err(failure);
                 }
@@ -135,7 +140,7 @@ struct Attempt<'t, 's, 'a> {
     space: &'t mut Workspace<'s>,
     route: &'a Route,
     pool: &'a Pool,
-    upstream: &'a Upstream,
+    upstream: &'a Arc<Upstream>,
     deadline: Nanos,
 }
 
@@ -146,11 +151,11 @@ impl Attempt<'_, '_, '_> {
         &mut self,
         record: &mut Record<'_>,
         upload: &mut Upload,
-    ) -> Result<(Stream, Vec<u8>, usize, usize), Failure> {
+    ) -> Result<(Connection, Vec<u8>, usize, usize), Failure> {
         let worker = self.x.worker;
         let mut may_reuse = true;
         loop {
-            let (mut stream, reused) = self.connection(may_reuse).await?;
+            let (mut connection, reused) = self.connection(may_reuse).await?;
             if let Some(current) = &mut record.current {
                 current.reused = reused;
             }
@@ -158,17 +163,16 @@ impl Attempt<'_, '_, '_> {
             upload.restart(began);
             self.write_head(record);
             let mut buf = Vec::new();
-            let result = self.await_head(&mut stream, upload, &mut buf).await;
+            let result = self.await_head(&mut connection.stream, upload, &mut buf).await;
             let now = worker.process.clock.now();
             match result {
                 Ok((head_at, body_at)) => {
                     self.pool.observe_latency(self.upstream, now, now.since(began));
-                    return Ok((stream, buf, head_at, body_at));
+                    return Ok((connection, buf, head_at, body_at));
                 }
                 Err(failure) => {
                     let stale = reused && buf.is_empty();
                     worker.buffers.give(buf);
-                    self.upstream.stats[worker.index].closes.up();
                     if failure == Failure::ResponseTimeout {
                         self.pool.observe_latency(self.upstream, now, now.since(began));
                     }
@@ -184,25 +188,23 @@ impl Attempt<'_, '_, '_> {
     }
 
     /// A pooled connection, or else a new one.
-    async fn connection(&self, may_reuse: bool) -> Result<(Stream, bool), Failure> {
+    async fn connection(&self, may_reuse: bool) -> Result<(Connection, bool), Failure> {
         let worker = self.x.worker;
         let now = worker.process.clock.now();
         if may_reuse {
             let head = self.x.incoming.head;
             let only_fresh = !head.method.is_idempotent();
-            if let Some(stream) = worker.idle.take(self.upstream, now, only_fresh, worker.index) {
-                return Ok((stream, true));
+            if let Some(pooled) = worker.idle.take(self.upstream, now, only_fresh, worker.index) {
+                return Ok((pooled, true));
             }
         }
         let left = self.deadline.since(now);
         let limit = self.pool.plan.connect_timeout.min(left);
         match connect(self.upstream, limit).await {
-            Ok(stream) => {
-                self.upstream.stats[worker.index].connects.up();
-                Ok((stream, false))
-            }
+            Ok(stream) => Ok((Connection::new(stream, self.upstream, worker.index), false)),
             Err((Failure::ConnectTimeout, _)) if limit == left => Err(Failure::TotalTimeout),
             Err((failure, words)) => {
+                self.upstream.ask_again();
                 self.report(failure, &words);
                 Err(failure)
             }
@@ -250,9 +252,18 @@ impl Attempt<'_, '_, '_> {
         buf: &mut Vec<u8>,
     ) -> Result<(usize, usize), Failure> {
         let to_head = self.x.incoming.head.method == Method::Head;
-        let mut at = 0;
+        let (mut at, mut looked_at) = (0, 0);
         let mut interim = 0;
         loop {
+            // Only the end of a line can change what is known of a head, so that one in many
+            // pieces costs no more than one look a line.
+            let news = looked_at == at || memchr::memchr(b'\n', &buf[looked_at..]).is_some();
+            if !news && buf.len() - at < MAX_RESPONSE_HEAD.max_head {
+                looked_at = buf.len();
+                self.read_more(stream, upload, buf, interim > 0).await?;
+                continue;
+            }
+            looked_at = buf.len();
             let parsed =
                 parse_response(&buf[at..], self.space.response, to_head, MAX_RESPONSE_HEAD)?;
             match (parsed, self.space.response.status) {
@@ -265,8 +276,9 @@ impl Attempt<'_, '_, '_> {
                     }
                     self.pass_interim(&buf[at..at + len]).await?;
                     at += len;
+                    looked_at = at;
                 }
-                (None, _) => self.read_more(stream, upload, buf).await?,
+                (None, _) => self.read_more(stream, upload, buf, interim > 0).await?,
             }
         }
     }
@@ -299,6 +311,7 @@ impl Attempt<'_, '_, '_> {
         stream: &mut Stream,
         upload: &mut Upload,
         buf: &mut Vec<u8>,
+        was_told: bool,
     ) -> Result<(), Failure> {
         let Self { x, client, space, pool, deadline, .. } = self;
         let worker = x.worker;
@@ -315,7 +328,7 @@ impl Attempt<'_, '_, '_> {
             {
                 return Poll::Ready(Err(failure));
             }
-            let (at, failure) = next_deadline(x, pool, upload, *deadline);
+            let (at, failure) = next_deadline(x, pool, upload, was_told, *deadline);
             client.timer.poll(cx, at).map(|()| Err(failure))
         })
         .await
@@ -359,15 +372,31 @@ fn poll_response(
     }
 }
 
-/// The next deadline before the response's head, and what it means to miss it.
-fn next_deadline(x: &Exchange<'_>, pool: &Pool, upload: &Upload, total: Nanos) -> (Nanos, Failure) {
-    let (at, failure) = match upload.waits() {
-        Waits::Client => upload.client_deadline(x.listener.plan.timeouts.read),
-        Waits::No | Waits::Upstream => {
-            (upload.progress.plus(pool.plan.response_header_timeout), Failure::ResponseTimeout)
+/// The next deadline before the response's head, and what it means to miss it. `was_told`: an
+/// interim response has been passed on.
+fn next_deadline(
+    x: &Exchange<'_>,
+    pool: &Pool,
+    upload: &Upload,
+    was_told: bool,
+    total: Nanos,
+) -> (Nanos, Failure) {
+    // A client that asked whether to send waits for the upstream's word, not we for its body.
+    let asked = x.incoming.head.expects_continue && !was_told && upload.content() == 0;
+    match upload.waits() {
+        Waits::Client if !asked => {
+            let (at, failure) = upload.client_deadline(x.listener.plan.timeouts.read);
+            (at.min(total), failure)
         }
-    };
-    if total <= at { (total, Failure::TotalTimeout) } else { (at, failure) }
+        _ => {
+            let at = upload.progress.plus(pool.plan.response_header_timeout);
+            if total <= at {
+                (total, Failure::TotalTimeout)
+            } else {
+                (at, Failure::ResponseTimeout)
+            }
+        }
+    }
 }
 
 /// The target after the route's rewrite, as parts to be put together.

@@ -50,7 +50,9 @@ pub fn sender(listener: &Listener, client: &Client, incoming: &Incoming<'_>) -> 
     let named = lines
         .rev()
         .flat_map(|line| line.rsplit(|&b| b == b','))
-        .map(|item| parse_address(item.trim_ascii()))
+        .map(<[u8]>::trim_ascii)
+        .filter(|item| !item.is_empty())
+        .map(parse_address)
         // What stands left of something unreadable cannot be believed either.
         .take_while(Option::is_some)
         .flatten()

@@ -66,11 +66,12 @@ pub async fn run<'a>(
     answered: Answered<'a>,
     deadline: Nanos,
 ) -> Result<Done, Failure> {
-    let Answered { upstream, place, mut stream, mut upload, mut buf, head_at, body_at } = answered;
+    let Answered { place, mut connection, mut upload, mut buf, head_at, body_at } = answered;
     let response = &*space.response;
     let decode = response.framing == Framing::Chunked && x.incoming.head.is_http10;
     let by_close = decode || response.framing == Framing::UntilClose;
-    let keep_alive = x.may_keep_alive() && !by_close;
+    // A client that is answered before it has sent all may go on sending; nobody will read it.
+    let keep_alive = x.may_keep_alive() && !by_close && upload.is_received();
     space.to_client.clear();
     encode::response(
         space.to_client,
@@ -91,7 +92,8 @@ pub async fn run<'a>(
     if result.is_ok() {
         // Not before: a body that is broken from its beginning can still be answered with 502.
         record.status = response.status;
-        let mut relay = Relay { x, stream: &mut stream, upload: &mut upload, stall, deadline };
+        let mut relay =
+            Relay { x, stream: &mut connection.stream, upload: &mut upload, stall, deadline };
         result = relay.pump(client, space, &mut download).await;
     }
     let now = x.worker.process.clock.now();
@@ -106,9 +108,7 @@ pub async fn run<'a>(
     let reusable = result.is_ok() && upload.is_sent() && response.keep_alive && !download.surplus;
     if reusable {
         let (keep_for, max) = keep(pool, response, x.worker.process.workers);
-        x.worker.idle.put(upstream, stream, now, keep_for, max, x.worker.index);
-    } else {
-        upstream.stats[x.worker.index].closes.up();
+        x.worker.idle.put(connection, now, keep_for, max, x.worker.index);
     }
     download.give_back(&x.worker.buffers);
     let used = upload.first_len();
@@ -131,9 +131,10 @@ pub async fn run<'a>(
 /// How long an upstream may be silent in the middle of a body. A stream of events may be so
 /// for ever.
 fn stall_limit(response: &Response, buf: &[u8], pool: &Pool) -> Option<Duration> {
+    const EVENTS: &[u8] = b"text/event-stream";
     let events = response.fields.iter().any(|f| {
         f.name.of(buf).eq_ignore_ascii_case(b"content-type")
-            && f.value.of(buf).to_ascii_lowercase().starts_with(b"text/event-stream")
+            && f.value.of(buf).get(..EVENTS.len()).is_some_and(|t| t.eq_ignore_ascii_case(EVENTS))
     });
     (!events).then_some(pool.plan.response_header_timeout)
 }
@@ -177,11 +178,15 @@ impl Relay<'_, '_> {
             {
                 return Poll::Ready(result);
             }
-            // A stream of events may pause for long; a client that is gone is noticed anyway.
-            if up.is_ready()
-                && let Poll::Ready(failure) = client.poll_watch(cx, &worker.buffers)
-            {
-                return Poll::Ready(Err(failure));
+            // A stream of events may pause for ever; a client that is gone is noticed anyway.
+            if up.is_ready() {
+                if let Poll::Ready(failure) = client.poll_watch(cx, &worker.buffers) {
+                    return Poll::Ready(Err(failure));
+                }
+                // Who listens to events does not end its side but by leaving.
+                if client.ended && stall.is_none() {
+                    return Poll::Ready(Err(Failure::ClientGone));
+                }
             }
             let (at, failure) = next_deadline(x, upload, download, *stall, *deadline);
             client.timer.poll(cx, at).map(|()| Err(failure))
@@ -200,15 +205,15 @@ fn next_deadline(
 ) -> (Nanos, Failure) {
     let timeouts = &x.listener.plan.timeouts;
     let progress = download.progress.max(upload.progress);
-    let (at, failure) = if download.client_is_slow {
-        (download.progress.plus(timeouts.write), Failure::ClientStalled)
-    } else if upload.waits() == Waits::Client {
-        upload.client_deadline(timeouts.read)
-    } else {
-        let at = stall.map_or(Nanos::NEVER, |stall| progress.plus(stall));
-        (at, Failure::ResponseStalled)
-    };
-    if total <= at { (total, Failure::TotalTimeout) } else { (at, failure) }
+    if download.client_is_slow {
+        return (download.progress.plus(timeouts.write).min(total), Failure::ClientStalled);
+    }
+    if upload.waits() == Waits::Client {
+        let (at, failure) = upload.client_deadline(timeouts.read);
+        return (at.min(total), failure);
+    }
+    let at = stall.map_or(Nanos::NEVER, |stall| progress.plus(stall));
+    if total <= at { (total, Failure::TotalTimeout) } else { (at, Failure::ResponseStalled) }
 }
 
 impl Download {

@@ -15,7 +15,6 @@ use super::{Done, Exchange, Next, Workspace};
 use crate::live::Route;
 use crate::observe::stats::RouteStats;
 use crate::stream::Stream;
-use crate::upstream::pool::Upstream;
 use crate::worker::Worker;
 
 /// One direction. It holds a buffer only while there is something in it.
@@ -41,9 +40,8 @@ pub(super) async fn run<'a>(
     route: &'a Route,
     answered: Answered<'a>,
 ) -> Result<Done, Failure> {
-    let Answered { upstream, place: _place, mut stream, upload, buf, head_at, body_at } = answered;
+    let Answered { place: _place, mut connection, upload, buf, head_at, body_at } = answered;
     let worker = x.worker;
-    let _connection = UpstreamConnection { worker, upstream };
     let used = upload.first_len();
     upload.finish(worker, client);
     // What came before the 101 cannot have been meant for the other protocol. Passed on as
@@ -70,7 +68,7 @@ pub(super) async fn run<'a>(
     let _tunnel = Tunnel::open(&route.stats[worker.index]);
     let down = Flow { buf, at: body_at, ..Flow::default() };
     let idle = route.plan.tunnel_idle_timeout;
-    let (up, down, result) = pump(worker, client, &mut stream, down, idle).await;
+    let (up, down, result) = pump(worker, client, &mut connection.stream, down, idle).await;
     (record.bytes_in, record.bytes_out) = (up, down);
     result.map(|()| Done { next: Next::Close, used: 0 })
 }
@@ -88,18 +86,6 @@ impl<'a> Tunnel<'a> {
 impl Drop for Tunnel<'_> {
     fn drop(&mut self) {
         self.0.tunnels_ended.up();
-    }
-}
-
-/// A connection in the count of its upstream, which is not used again.
-struct UpstreamConnection<'a> {
-    worker: &'a Worker,
-    upstream: &'a Upstream,
-}
-
-impl Drop for UpstreamConnection<'_> {
-    fn drop(&mut self) {
-        self.upstream.stats[self.worker.index].closes.up();
     }
 }
 

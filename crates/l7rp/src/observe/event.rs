@@ -85,6 +85,10 @@ pub enum Event {
         error: String,
         effect: &'static str,
     },
+    WorkerFailed {
+        worker: usize,
+        error: String,
+    },
     ExchangePanicked {
         location: String,
         message: String,
@@ -119,7 +123,7 @@ impl Event {
             | Self::AcceptFailed { .. }
             | Self::ReloadIgnored { .. }
             | Self::ShutdownForced { .. } => Level::Warn,
-            Self::ExchangePanicked { .. } => Level::Error,
+            Self::WorkerFailed { .. } | Self::ExchangePanicked { .. } => Level::Error,
         }
     }
 }

@@ -79,7 +79,7 @@ async fn serve_burst(
             // protocol; it is owed no answer.
             Head::Refused(_) if offered => return Next::Abort,
             Head::Refused(failure) => {
-                return refuse(worker, listener, client, scratch, failure).await;
+                return refuse(worker, listener, client, buf, scratch, failure).await;
             }
             Head::Nothing => return Next::KeepAlive,
             Head::None => return Next::Abort,
@@ -205,14 +205,16 @@ async fn refuse(
     worker: &Worker,
     listener: &Listener,
     client: &mut Client,
+    buf: &[u8],
     scratch: &mut Scratch,
     failure: Failure,
 ) -> Next {
-    let Scratch { response, to_upstream, to_client, .. } = scratch;
+    let Scratch { request, response, to_upstream, to_client } = scratch;
     let mut space = Workspace { response, to_upstream, to_client };
     let arrived = worker.process.clock.now();
     let ip = client.peer_text.clone();
-    let mut record = Record::new(worker, listener, ip, None, arrived, RequestId::random());
+    let mut record =
+        Record::new(worker, listener, ip, Some((buf, request)), arrived, RequestId::random());
     answer::refuse(worker, listener, client, &mut record, &mut space, failure, false, false).await;
     Next::Linger
 }

@@ -2,15 +2,21 @@
 //! connections and no worker waits for another.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
+use std::task::{Context, Poll};
+use std::time::Duration;
 
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
 
 use crate::config::plan::Bind;
+use crate::stream::Stream;
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 4096;
+
+/// A silent connection is probed after this; a quarter of it between probes.
+const KEEPALIVE: Duration = Duration::from_mins(1);
 
 /// A socket that listens, before a worker's runtime takes it.
 #[derive(Debug)]
@@ -19,6 +25,38 @@ pub enum Bound {
     Tcp(std::net::TcpListener),
     /// Unix-domain.
     Unix(std::os::unix::net::UnixListener),
+}
+
+/// The same, in a runtime's hands.
+#[derive(Debug)]
+pub enum Accepting {
+    /// TCP.
+    Tcp(tokio::net::TcpListener),
+    /// Unix-domain.
+    Unix(tokio::net::UnixListener),
+}
+
+impl Accepting {
+    /// Hands `bound` to the runtime that this is called in.
+    ///
+    /// # Errors
+    /// The runtime does not take it.
+    pub fn new(bound: Bound) -> io::Result<Self> {
+        match bound {
+            Bound::Tcp(l) => tokio::net::TcpListener::from_std(l).map(Self::Tcp),
+            Bound::Unix(l) => tokio::net::UnixListener::from_std(l).map(Self::Unix),
+        }
+    }
+
+    /// The next connection, and its peer's address if it has one.
+    pub fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<(Stream, Option<IpAddr>)>> {
+        match self {
+            Self::Tcp(l) => l
+                .poll_accept(cx)
+                .map_ok(|(stream, peer)| (Stream::Tcp(stream), Some(peer.ip().to_canonical()))),
+            Self::Unix(l) => l.poll_accept(cx).map_ok(|(stream, _)| (Stream::Unix(stream), None)),
+        }
+    }
 }
 
 /// A failure to listen: which address, and why, for people.
@@ -83,6 +121,9 @@ fn bind_tcp(address: SocketAddr, workers: usize) -> io::Result<Vec<Bound>> {
             socket.bind(&address.into())?;
             // Inherited by what is accepted, which saves a call for each connection.
             socket.set_tcp_nodelay(true)?;
+            // A client that has vanished is noticed even where nothing is due to be sent.
+            let probes = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE / 4);
+            socket.set_tcp_keepalive(&probes)?;
             socket.listen(BACKLOG)?;
             Ok(Bound::Tcp(socket.into()))
         })

@@ -5,16 +5,16 @@ use std::io;
 use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::Poll;
 use std::time::Duration;
 
 use l7rp_core::failure::Scope;
 use l7rp_core::names::Nanos;
-use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::watch;
+use tokio::task::unconstrained;
 
 use super::h1;
-use super::listen::Bound;
+use super::listen::{Accepting, Bound};
 use crate::exchange::client::Client;
 use crate::live::{Listener, Process};
 use crate::observe::event::Event;
@@ -46,11 +46,6 @@ const FULL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\
     Proxy-Status: l7rp; error=connection_limit_reached; details=\"capacity_connections\"\r\n\
     Retry-After: 1\r\nConnection: close\r\n\r\n";
 
-enum Socket {
-    Tcp(TcpListener),
-    Unix(UnixListener),
-}
-
 /// Runs a worker until all is drained or it is stopped; the number of connections that were
 /// cut. Must run inside a `LocalSet`.
 ///
@@ -65,10 +60,7 @@ pub async fn run(
     let worker = Rc::new(Worker::new(index, process));
     let mut accepting = Vec::new();
     for (bound, listener) in sockets {
-        let socket = match bound {
-            Bound::Tcp(l) => Socket::Tcp(TcpListener::from_std(l)?),
-            Bound::Unix(l) => Socket::Unix(UnixListener::from_std(l)?),
-        };
+        let socket = Accepting::new(bound)?;
         let accept = accept_all(worker.clone(), listener, socket, phase.clone());
         accepting.push(tokio::task::spawn_local(accept));
     }
@@ -95,19 +87,24 @@ pub async fn run(
 async fn accept_all(
     worker: Rc<Worker>,
     listener: Arc<Listener>,
-    socket: Socket,
+    socket: Accepting,
     mut phase: watch::Receiver<Phase>,
 ) {
     let mut told = Nanos(0);
     loop {
         let draining = *phase.borrow() >= Phase::Drain;
         let accepted = if draining {
-            // Ready at once: with a connection, or with nothing.
-            poll_fn(|cx| Poll::Ready(socket.poll_accept(cx))).await
+            // Ready at once: with a connection, or with nothing. Unconstrained, or the runtime
+            // would say "nothing" once a task has done much, and what waits would be reset.
+            unconstrained(poll_fn(|cx| Poll::Ready(socket.poll_accept(cx)))).await
         } else {
             tokio::select! {
                 accepted = poll_fn(|cx| socket.poll_accept(cx)) => Poll::Ready(accepted),
-                _ = phase.changed() => continue,
+                changed = phase.changed() => match changed {
+                    Ok(()) => continue,
+                    // Nobody is left who could ask to drain.
+                    Err(_) => return,
+                },
             }
         };
         match accepted {
@@ -127,17 +124,6 @@ async fn accept_all(
                 }
                 tokio::time::sleep(SHORTAGE_PAUSE).await;
             }
-        }
-    }
-}
-
-impl Socket {
-    fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<(Stream, Option<IpAddr>)>> {
-        match self {
-            Self::Tcp(l) => l
-                .poll_accept(cx)
-                .map_ok(|(stream, peer)| (Stream::Tcp(stream), Some(peer.ip().to_canonical()))),
-            Self::Unix(l) => l.poll_accept(cx).map_ok(|(stream, _)| (Stream::Unix(stream), None)),
         }
     }
 }

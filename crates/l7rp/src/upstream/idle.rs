@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use l7rp_core::names::Nanos;
 
+use super::connection::Connection;
 use super::pool::Upstream;
-use crate::stream::Stream;
 
 /// A request that may not be repeated takes no connection that was idle for longer, for the
 /// upstream may be closing it at this moment.
@@ -16,7 +16,7 @@ const FRESH: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
 struct Idle {
-    stream: Stream,
+    connection: Connection,
     since: Nanos,
     expires: Nanos,
     address_generation: u32,
@@ -42,7 +42,7 @@ impl IdlePool {
         now: Nanos,
         only_fresh: bool,
         worker: usize,
-    ) -> Option<Stream> {
+    ) -> Option<Connection> {
         let mut stacks = self.stacks.borrow_mut();
         let stack = &mut stacks.get_mut(upstream.id)?.idle;
         let taken = loop {
@@ -52,9 +52,8 @@ impl IdlePool {
             }
             let Some(idle) = stack.pop() else { break None };
             if idle.is_usable(upstream, now) {
-                break Some(idle.stream);
+                break Some(idle.connection);
             }
-            upstream.stats[worker].closes.up();
         };
         upstream.stats[worker].idle.store(stack.len() as u64, Relaxed);
         taken
@@ -63,24 +62,23 @@ impl IdlePool {
     /// Keeps a connection for later, unless `max` are kept already.
     pub fn put(
         &self,
-        upstream: &Upstream,
-        stream: Stream,
+        connection: Connection,
         now: Nanos,
         keep_for: Duration,
         max: usize,
         worker: usize,
     ) {
+        let upstream = connection.upstream().clone();
         let mut stacks = self.stacks.borrow_mut();
         if stacks.len() <= upstream.id {
             stacks.resize_with(upstream.id + 1, Stack::default);
         }
         let stack = &mut stacks[upstream.id].idle;
         if stack.len() >= max || keep_for.is_zero() {
-            upstream.stats[worker].closes.up();
             return;
         }
         stack.push(Idle {
-            stream,
+            connection,
             since: now,
             expires: now.plus(keep_for),
             address_generation: upstream.address_generation(),
@@ -92,9 +90,7 @@ impl IdlePool {
     pub fn sweep(&self, upstream: &Upstream, now: Nanos, worker: usize) {
         let mut stacks = self.stacks.borrow_mut();
         let Some(stack) = stacks.get_mut(upstream.id) else { return };
-        let before = stack.idle.len();
         stack.idle.retain(|idle| idle.is_usable(upstream, now));
-        upstream.stats[worker].closes.add((before - stack.idle.len()) as u64);
         upstream.stats[worker].idle.store(stack.idle.len() as u64, Relaxed);
         if stack.idle.is_empty() {
             stack.idle = Vec::new();
@@ -106,6 +102,6 @@ impl Idle {
     fn is_usable(&self, upstream: &Upstream, now: Nanos) -> bool {
         now < self.expires
             && self.address_generation == upstream.address_generation()
-            && self.stream.is_quiet()
+            && self.connection.stream.is_quiet()
     }
 }

@@ -11,6 +11,7 @@ use l7rp_core::limit::Slots;
 use l7rp_core::names::Nanos;
 use l7rp_core::pick::{self, Ask, Eligible, Member, Seat, Tried};
 use l7rp_core::window::HalfLife;
+use tokio::sync::Notify;
 
 use crate::config::plan;
 use crate::observe::stats::UpstreamStats;
@@ -48,6 +49,8 @@ pub struct Upstream {
     resolved: AtomicBool,
     /// When the last event about a failure was written, in ns; 0: never.
     reported: AtomicU64,
+    /// The name should be asked for again before its time.
+    stale: Notify,
 }
 
 /// A place at an upstream, given back when dropped.
@@ -75,6 +78,7 @@ impl Upstream {
             address_generation: AtomicU32::new(0),
             next_address: AtomicUsize::new(0),
             reported: AtomicU64::new(0),
+            stale: Notify::new(),
         }
     }
 
@@ -105,6 +109,18 @@ impl Upstream {
         let last = self.reported.load(Relaxed);
         (last == 0 || now.since(Nanos(last)) >= Duration::from_secs(1))
             && self.reported.compare_exchange(last, now.0, Relaxed, Relaxed).is_ok()
+    }
+
+    /// Has the name asked for again soon: an address does not answer.
+    pub fn ask_again(&self) {
+        if self.is_named() {
+            self.stale.notify_one();
+        }
+    }
+
+    /// Waits until somebody wants the name to be asked for again.
+    pub async fn is_stale(&self) {
+        self.stale.notified().await;
     }
 
     /// Replaces the addresses.

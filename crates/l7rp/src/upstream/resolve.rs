@@ -16,6 +16,8 @@ use crate::observe::event::{Event, Events};
 const MAX_ADDRESSES: usize = 64;
 /// An unresolved name is asked for again this soon, whatever the pool's `refresh`.
 const RETRY: Duration = Duration::from_secs(2);
+/// A name is not asked for again sooner than this.
+const AT_MOST_EVERY: Duration = Duration::from_secs(1);
 /// A failing name makes one event in this time.
 const QUIET: Duration = Duration::from_secs(30);
 
@@ -65,7 +67,13 @@ pub async fn keep_resolved(
             }
         };
         first.take();
-        tokio::time::sleep(wait.max(Duration::from_millis(100))).await;
+        // Connects that fail may want it sooner, but the resolver is not to be worn out.
+        tokio::time::sleep(wait.min(AT_MOST_EVERY)).await;
+        let rest = tokio::time::sleep(wait.saturating_sub(AT_MOST_EVERY));
+        tokio::select! {
+            () = rest => {}
+            () = upstream.is_stale() => {}
+        }
     }
 }
 

@@ -9,6 +9,7 @@ mod balancing;
 mod bodies;
 mod capacity;
 mod connections;
+mod corners;
 mod drain;
 mod failures;
 mod fields;

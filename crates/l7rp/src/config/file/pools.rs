@@ -22,7 +22,8 @@ pub struct PoolSection {
     /// For a connection to be established.
     #[serde(default)]
     pub connect_timeout: ConnectTimeout,
-    /// From the end of the request to the end of the response head.
+    /// From the last octet of the request to the end of the response head; and for silence in
+    /// the middle of a body, unless that is a stream of events.
     #[serde(default)]
     pub response_header_timeout: ResponseHeaderTimeout,
     /// HTTP version spoken to the upstreams.
@@ -174,7 +175,7 @@ pub enum Protocol {
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct KeepaliveSection {
-    /// How many are kept.
+    /// How many are kept, by all workers together, but at least one by each.
     pub max_idle: u32,
     /// How long one is kept.
     pub idle_timeout: Time,

@@ -41,11 +41,22 @@ fn is_port(text: &str) -> bool {
 }
 
 /// A range of addresses; an address alone is a range of one.
+/// An IPv4 network written as a mapped IPv6 one, as the IPv4 network it is: clients' addresses
+/// are compared in that form.
+fn unmapped(net: IpNet) -> IpNet {
+    let IpNet::V6(v6) = net else { return net };
+    let prefix = v6.prefix_len().checked_sub(96);
+    match (v6.addr().to_ipv4_mapped(), prefix) {
+        (Some(v4), Some(prefix)) => IpNet::new(v4.into(), prefix).unwrap_or(net),
+        _ => net,
+    }
+}
+
 pub(super) fn cidr(text: &str) -> Result<IpNet, Complaint> {
-    if let Ok(net) = text.parse::<IpNet>() {
+    if let Ok(net) = text.parse::<IpNet>().map(unmapped) {
         return Ok(net.trunc());
     }
-    text.parse::<IpAddr>().map(IpNet::from).map_err(|_| {
+    text.parse::<IpAddr>().map(|ip| IpNet::from(ip.to_canonical())).map_err(|_| {
         let complaint =
             Complaint::new(format!("`{}` is not a range of addresses", text.escape_debug()));
         complaint.help("write it like `10.0.0.0/8`, `2001:db8::/32` or `192.0.2.1`")
