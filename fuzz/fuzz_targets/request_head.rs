@@ -48,7 +48,12 @@ fuzz_target!(|data: &[u8]| {
     assert_eq!(again.target.of(&out), parts.concat());
     assert_eq!(again.host.of(&out), host);
     assert_eq!(again.expects_continue, head.expects_continue);
-    assert!(again.keep_alive && !again.is_http10 && !again.connection_named);
+    assert!(again.keep_alive && !again.is_http10);
+    // Hop by hop is only what we say ourselves.
+    let offers = head.upgrade.len > 0;
+    assert_eq!(again.takes_trailers, head.takes_trailers);
+    assert_eq!(again.upgrade.of(&out), head.upgrade.of(buf));
+    assert_eq!(again.connection_named, head.takes_trailers || offers);
     same_fields(buf, &head, &out, &again);
 });
 

@@ -4,7 +4,7 @@
 use std::process::Command;
 
 use crate::run::{Done, Failed, cargo, step};
-use crate::{read, root, setup, tools};
+use crate::{read, root, seeds, setup, tools};
 
 const DEFAULT_SECONDS: u64 = 60;
 
@@ -33,6 +33,9 @@ pub(crate) fn run_all(seconds: u64) -> Done {
             run.arg(seeds);
         }
         make_corpus_folder(target)?;
+        if target == seeds::TARGET {
+            seeds::write()?;
+        }
         run.arg("--")
             .arg(format!("-max_total_time={seconds}"))
             .args(["-timeout=10", "-print_final_stats=1"]);

@@ -13,6 +13,7 @@ mod fuzz;
 mod lint;
 mod quickstart;
 mod run;
+mod seeds;
 mod setup;
 mod test;
 mod tools;

@@ -35,6 +35,7 @@ pub(crate) const SYSTEM: &[System] = &[
     server("nginx", "nginx-light", "nginx", "a proxy to compare with"),
     server("haproxy", "haproxy", "haproxy", "a proxy to compare with"),
     tool("wrk", "wrk", "load"),
+    tool("slowhttptest", "slowhttptest", "clients that hold connections open"),
     tool("nghttp", "nghttp2-client", "an HTTP/2 client that is not ours"),
     server("promtool", "prometheus", "prometheus", "judges the metrics page"),
     tool("strace", "strace", "counts system calls"),

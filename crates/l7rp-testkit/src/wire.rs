@@ -70,6 +70,14 @@ impl Wire {
         }
     }
 
+    /// Ends both sides, whoever else has a handle.
+    pub fn shut(&self) -> io::Result<()> {
+        match &self.socket {
+            Socket::Tcp(s) => s.shutdown(Shutdown::Both),
+            Socket::Unix(s) => s.shutdown(Shutdown::Both),
+        }
+    }
+
     /// Closes with a reset.
     pub fn reset(self) {
         if let Socket::Tcp(s) = self.socket {

@@ -3,6 +3,7 @@
 #![allow(clippy::disallowed_methods, reason = "tests read the time and poll conditions")]
 #![allow(clippy::expect_used, clippy::panic, reason = "helpers of tests fail loudly")]
 #![allow(clippy::float_cmp, reason = "counts in metrics are whole numbers")]
+#![allow(clippy::print_stdout, reason = "measurements are told to who asks for them")]
 
 mod balancing;
 mod bodies;
@@ -18,9 +19,11 @@ mod fields;
 mod forwarding;
 mod limits;
 mod observability;
+mod pipelining;
 mod reuse;
 mod routing;
 mod setup;
+mod slow;
 mod starting;
 mod storm;
 mod trailers;

@@ -1,0 +1,155 @@
+//! A whole connection: what any client and any upstream send, in any parts, through the running
+//! engine. It does not panic or hang, sends the upstream nothing that a strict reader would not
+//! take for exactly the client's requests, and gives back all that it took.
+#![no_main]
+
+#[path = "connection/input.rs"]
+mod input;
+#[path = "connection/strict.rs"]
+mod strict;
+#[path = "connection/upstream.rs"]
+mod upstream;
+
+use std::io::Read;
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use l7rp::config::{Files, Source, parse};
+use l7rp::live::Process;
+use l7rp::observe::event::{Events, Level};
+use l7rp::observe::log::Log;
+use l7rp::running::{Running, start};
+use libfuzzer_sys::fuzz_target;
+
+use input::Input;
+use upstream::{Seen, Upstream};
+
+/// Longer than all time-outs that one input can run into, on a busy machine too.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+struct Scene {
+    running: Running,
+    upstream: Upstream,
+    proxy: SocketAddr,
+}
+
+fuzz_target!(|data: &[u8]| {
+    static SCENE: OnceLock<Scene> = OnceLock::new();
+    let Some(input) = Input::read(data) else { return };
+    let scene = SCENE.get_or_init(Scene::start);
+    let octets = input.client.octets();
+    let input = Arc::new(input);
+    scene.upstream.begin(input.clone());
+    scene.client(&input);
+    scene.quiet();
+    let seen = scene.upstream.end(PATIENCE);
+    judge(&octets, &seen);
+    let panics = scene.running.process().panics.all();
+    assert!(panics.is_empty(), "{panics:?}");
+});
+
+fn judge(octets: &[u8], seen: &Seen) {
+    assert!(seen.faults.is_empty(), "{:?}", seen.faults);
+    let sent = strict::count(octets);
+    let (begun, whole) = (seen.begun.len(), seen.whole.len());
+    assert!(begun <= sent.begun, "{begun} requests begun at the upstream of {sent:?}");
+    assert!(whole <= sent.whole, "{whole} whole requests at the upstream of {sent:?}");
+}
+
+impl Scene {
+    fn start() -> Self {
+        let upstream = Upstream::start();
+        let text = file(upstream.address);
+        let source = Source { name: "fuzz".to_owned(), text };
+        let loaded = match parse(&source, Path::new("."), Files::Ignore) {
+            Ok(loaded) => loaded,
+            Err(refused) => panic!("{}", refused.render(false)),
+        };
+        let log = Log::start(std::io::sink()).expect("a thread");
+        let events = Arc::new(Events::new(log, Level::Error));
+        let mut plan = loaded.plan;
+        plan.admin = None;
+        let running = start(plan, events).expect("it starts");
+        let proxy = running.listeners()[0].1.parse().expect("an address");
+        Self { running, upstream, proxy }
+    }
+
+    /// Sends what the client sends, then reads to the end.
+    fn client(&self, input: &Input) {
+        let mut stream = TcpStream::connect(self.proxy).expect("the proxy accepts");
+        stream.set_nodelay(true).expect("an open socket");
+        input.client.play(&mut stream);
+        // A proxy that has closed with a reset is gone already.
+        let _ = stream.shutdown(Shutdown::Write);
+        let until = Instant::now() + PATIENCE;
+        let mut part = [0; 16 << 10];
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            assert!(!left.is_zero(), "the connection does not end");
+            let _ = stream.set_read_timeout(Some(left));
+            match stream.read(&mut part) {
+                Ok(0) => return,
+                Ok(_) => {}
+                Err(e) => {
+                    let kind = e.kind();
+                    assert_ne!(kind, std::io::ErrorKind::WouldBlock, "the connection hangs");
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Waits until nothing is held any more.
+    fn quiet(&self) {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let held = held(self.running.process());
+            if held == [0; 5] {
+                return;
+            }
+            assert!(Instant::now() < until, "still held: {held:?}");
+            std::thread::sleep(Duration::from_micros(50));
+        }
+    }
+}
+
+/// Slots of the process, the listener, its connections, the pool and the upstream.
+fn held(process: &Process) -> [u32; 5] {
+    let snapshot = process.snapshot();
+    let (listener, pool) = (&snapshot.listeners[0], &snapshot.pools[0]);
+    [
+        process.slots.used(),
+        listener.slots.used(),
+        listener.connections.used(),
+        pool.slots.used(),
+        pool.upstreams[0].seat.in_flight(),
+    ]
+}
+
+/// Short time-outs, so that silence is soon over; nobody is trusted, so that each request gets an
+/// id of its own.
+fn file(upstream: SocketAddr) -> String {
+    format!(
+        "listeners:
+  - name: http
+    bind: \"127.0.0.1:0\"
+    trusted_proxies: [192.0.2.1]
+    timeouts: {{ read_header: 30ms, read: 30ms, write: 30ms, idle: 30ms, max_header_bytes: 8KiB }}
+    limits: {{ max_headers: 50, max_target_bytes: 2048, max_trailer_bytes: 1024, max_body_bytes: 64KiB }}
+upstream_pools:
+  - name: backend
+    upstreams: [{{ url: \"http://{upstream}\" }}]
+    connect_timeout: 1s
+    response_header_timeout: 30ms
+routes:
+  - name: all
+    pool: backend
+    timeouts: {{ total: 300ms }}
+    tunnel_idle_timeout: 30ms
+workers: 1
+access_log: {{ enabled: false }}
+"
+    )
+}
