@@ -91,6 +91,7 @@ impl Name {
 
     /// Whether the field belongs to one connection and must not be forwarded
     /// (RFC 9110 §7.6.1). `Transfer-Encoding` is among them: framing is written anew.
+    /// `Trailer` is not: trailers are passed on, and so is their announcement (§6.6.2).
     #[inline]
     pub fn is_hop_by_hop(self) -> bool {
         matches!(
@@ -99,7 +100,6 @@ impl Name {
                 | Self::KeepAlive
                 | Self::ProxyConnection
                 | Self::Te
-                | Self::Trailer
                 | Self::TransferEncoding
                 | Self::Upgrade
         )

@@ -5,6 +5,7 @@ use std::io::{self, IoSlice};
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
 
+use socket2::SockRef;
 use tokio::io::{AsyncReadExt, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 
@@ -79,6 +80,26 @@ impl Stream {
         matches!(result, Err(e) if e.kind() == io::ErrorKind::WouldBlock)
     }
 
+    /// Whether the kernel has octets to be read, asked of the kernel itself: what the runtime
+    /// knows may be older.
+    pub fn has_arrived(&self) -> bool {
+        let mut octet = [std::mem::MaybeUninit::uninit()];
+        let result = match self {
+            Self::Tcp(s) => SockRef::from(s).peek(&mut octet),
+            Self::Unix(s) => SockRef::from(s).peek(&mut octet),
+        };
+        matches!(result, Ok(n) if n > 0)
+    }
+
+    /// Whether the connection has failed, by a reset for example, since this was last asked.
+    pub fn has_failed(&self) -> bool {
+        let result = match self {
+            Self::Tcp(s) => s.take_error(),
+            Self::Unix(s) => s.take_error(),
+        };
+        !matches!(result, Ok(None))
+    }
+
     /// Writes what can be written at once, and forgets the rest.
     pub fn try_say(&self, words: &[u8]) {
         let _ = match self {
@@ -91,7 +112,7 @@ impl Stream {
     pub fn reset_on_close(&self) {
         if let Self::Tcp(s) = self {
             // Best effort: on a socket that is already dead there is nothing to reset.
-            let _ = socket2::SockRef::from(s).set_linger(Some(std::time::Duration::ZERO));
+            let _ = SockRef::from(s).set_linger(Some(std::time::Duration::ZERO));
         }
     }
 }

@@ -123,9 +123,8 @@ fn response_meaning(
     }
     let framing = length.framing();
     head.framing = match head.status {
-        100..=199 if framing.is_some_and(|f| f != Framing::Length(0)) => {
-            return Err(Malformed::Interim);
-        }
+        // It has no body; a length is ignored and not passed on, chunks are beyond doubt wrong.
+        100..=199 if framing == Some(Framing::Chunked) => return Err(Malformed::Interim),
         100..=199 => Framing::None,
         204 | 304 => {
             // A 204 has no body by definition; one that announces it may well send it.
@@ -189,7 +188,7 @@ mod tests {
             ),
             ("HTTP/1.1 200 OK\r\nTransfer-Encoding: identity\r\n\r\n", M::TransferEncoding),
             ("HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", M::TransferEncoding),
-            ("HTTP/1.1 100 Go\r\nContent-Length: 5\r\n\r\n", M::Interim),
+            ("HTTP/1.1 100 Go\r\nTransfer-Encoding: chunked\r\n\r\n", M::Interim),
             ("HTTP/1.1 200 OK\r\nX : y\r\n\r\n", M::FieldName),
             ("HTTP/1.1 200 OK\nX: y\r\n\r\n", M::LineEnding),
         ] {

@@ -7,6 +7,7 @@ use std::task::{Context, Poll};
 use l7rp_core::attempts::{self, Next};
 use l7rp_core::failure::{Blame, Failure, Malformed};
 use l7rp_core::head::{self, Name};
+use l7rp_core::http1::Limits;
 use l7rp_core::http1::encode::{self, Forwarding, values};
 use l7rp_core::http1::request::Method;
 use l7rp_core::http1::response::parse_response;
@@ -31,8 +32,7 @@ const MAX_INTERIM: u32 = 32;
 /// Upstreams that may let one request wait for a connection in vain.
 const MAX_CONNECT_TIMEOUTS: u32 = 3;
 /// Octets of a response head.
-const MAX_RESPONSE_HEAD: l7rp_core::http1::Limits =
-    l7rp_core::http1::Limits { max_head: 64 << 10, max_fields: 256, max_target: 0 };
+const MAX_RESPONSE_HEAD: Limits = Limits { max_head: 64 << 10, max_fields: 256, max_target: 0 };
 
 /// An upstream that has sent the head of its response.
 #[derive(Debug)]
@@ -82,7 +82,9 @@ pub async fn run<'a>(
         tried.insert(ix);
         record.attempts += 1;
         record.current = Some(Try { upstream, began: now, reused: false });
-        let mut attempt = Attempt { x, client, sender, space, route, pool, upstream, deadline };
+        let words = String::new();
+        let mut attempt =
+            Attempt { x, client, sender, space, route, pool, upstream, deadline, words };
         match attempt.run(record, &mut upload).await {
             Ok((connection, buf, head_at, body_at)) => {
                 return Ok(Answered { place, connection, upload, buf, head_at, body_at });
@@ -142,6 +144,8 @@ struct Attempt<'t, 's, 'a> {
     pool: &'a Pool,
     upstream: &'a Arc<Upstream>,
     deadline: Nanos,
+    /// More about a bad response, for the event.
+    words: String,
 }
 
 impl Attempt<'_, '_, '_> {
@@ -178,7 +182,7 @@ impl Attempt<'_, '_, '_> {
                     }
                     let request = describe(self.x, upload);
                     if attempts::after(failure, request, stale) != Next::SameAnew {
-                        self.report(failure, "");
+                        self.report(failure, &self.words);
                         return Err(failure);
                     }
                     may_reuse = false;
@@ -265,7 +269,8 @@ impl Attempt<'_, '_, '_> {
             }
             looked_at = buf.len();
             let parsed =
-                parse_response(&buf[at..], self.space.response, to_head, MAX_RESPONSE_HEAD)?;
+                parse_response(&buf[at..], self.space.response, to_head, MAX_RESPONSE_HEAD)
+                    .inspect_err(|failure| self.words = self.describe(*failure, &buf[at..]))?;
             match (parsed, self.space.response.status) {
                 (Some(len), 200..) => return Ok((at, at + len)),
                 (Some(len), 101) if self.accepts_offer(&buf[at..]) => return Ok((at, at + len)),
@@ -280,6 +285,35 @@ impl Attempt<'_, '_, '_> {
                 }
                 (None, _) => self.read_more(stream, upload, buf, interim > 0).await?,
             }
+        }
+    }
+
+    /// What was wrong with a response's head, for the event: the fields that contradict one
+    /// another, or the limit.
+    fn describe(&self, failure: Failure, head: &[u8]) -> String {
+        let Limits { max_head, max_fields, .. } = MAX_RESPONSE_HEAD;
+        match failure {
+            Failure::ResponseHeadTooLarge => {
+                format!("the response's head is over {max_head} octets or {max_fields} fields")
+            }
+            Failure::BadResponse(
+                Malformed::ContentLength
+                | Malformed::TransferEncoding
+                | Malformed::LengthAndChunked,
+            ) => {
+                let framing =
+                    |f: &&head::Field| matches!(f.id, Name::ContentLength | Name::TransferEncoding);
+                let fields = self.space.response.fields.iter().filter(framing).take(4);
+                let words: Vec<_> = fields
+                    .map(|f| {
+                        let value = f.value.of(head);
+                        let value = &value[..value.len().min(64)];
+                        format!("{}: {}", f.name.of(head).escape_ascii(), value.escape_ascii())
+                    })
+                    .collect();
+                format!("{}: {}", failure.meaning().reason, words.join(", "))
+            }
+            _ => failure.meaning().reason.to_owned(),
         }
     }
 

@@ -102,10 +102,12 @@ pub async fn run(
         incoming.arrived,
         exchange.request_id(&sender),
     );
-    match exchange.serve(client, &sender, &mut record, &mut space).await {
+    let done = match exchange.serve(client, &sender, &mut record, &mut space).await {
         Ok(done) => done,
         Err(failure) => answer::failure(&exchange, client, &mut record, &mut space, failure).await,
-    }
+    };
+    record.ended = true;
+    done
 }
 
 impl<'a> Exchange<'a> {

@@ -88,6 +88,8 @@ pub struct Record<'a> {
     pub status: u16,
     /// What went wrong.
     pub failure: Option<Failure>,
+    /// The exchange came to its end, good or bad.
+    pub ended: bool,
 }
 
 impl<'a> Record<'a> {
@@ -116,6 +118,7 @@ impl<'a> Record<'a> {
             bytes_out: 0,
             status: 0,
             failure: None,
+            ended: false,
         }
     }
 
@@ -198,7 +201,7 @@ impl<'a> Record<'a> {
 impl Drop for Record<'_> {
     fn drop(&mut self) {
         // Dropped in the middle: the connection's task was ended from outside.
-        if self.status == 0 && self.failure.is_none() {
+        if !self.ended && self.failure.is_none() {
             let panicked = std::thread::panicking();
             self.failure = Some(if panicked { Failure::Internal } else { Failure::Draining });
         }

@@ -94,10 +94,9 @@ pub async fn run<'a>(
         record.status = response.status;
         let mut relay =
             Relay { x, stream: &mut connection.stream, upload: &mut upload, stall, deadline };
-        result = relay.pump(client, space, &mut download).await;
+        result = relay.pump(client, record, space, &mut download).await;
     }
     let now = x.worker.process.clock.now();
-    record.bytes_out = download.body_sent();
     record.bytes_in = upload.content();
     drop(place);
     let received = upload.is_received();
@@ -164,6 +163,7 @@ impl Relay<'_, '_> {
     async fn pump(
         &mut self,
         client: &mut Client,
+        record: &mut Record<'_>,
         space: &Workspace<'_>,
         download: &mut Download,
     ) -> Result<(), Failure> {
@@ -174,8 +174,10 @@ impl Relay<'_, '_> {
             if let Poll::Ready(Err(failure)) = up {
                 return Poll::Ready(Err(failure));
             }
-            if let Poll::Ready(result) = download.poll(cx, worker, stream, client, space.to_client)
-            {
+            let down = download.poll(cx, worker, stream, client, space.to_client);
+            // Kept current, for the exchange may be cut from outside.
+            record.bytes_out = download.body_sent();
+            if let Poll::Ready(result) = down {
                 return Poll::Ready(result);
             }
             // A stream of events may pause for ever; a client that is gone is noticed anyway.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use l7rp_core::failure::{Failure, Malformed};
 use l7rp_core::http1::encode::{self, ToClient};
+use l7rp_core::names::Nanos;
 
 use super::client::{Client, poll_write_from};
 use super::dispatch::Answered;
@@ -16,6 +17,10 @@ use crate::live::Route;
 use crate::observe::stats::RouteStats;
 use crate::stream::Stream;
 use crate::worker::Worker;
+
+/// A side that has ended in order can still be reset, which no reading tells any more. From
+/// then on, both are looked at this often.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// One direction. It holds a buffer only while there is something in it.
 #[derive(Debug, Default)]
@@ -46,7 +51,7 @@ pub(super) async fn run<'a>(
     upload.finish(worker, client);
     // What came before the 101 cannot have been meant for the other protocol. Passed on as
     // such, it would be a request that nobody has checked.
-    if used < x.incoming.rest.len() || !client.ahead.is_empty() {
+    if used < x.incoming.rest.len() || !client.ahead.is_empty() || client.stream.has_arrived() {
         worker.buffers.give(buf);
         record.try_failed(Failure::BadRequest(Malformed::EarlyUpgrade), worker.process.clock.now());
         return Err(Failure::BadRequest(Malformed::EarlyUpgrade));
@@ -68,9 +73,8 @@ pub(super) async fn run<'a>(
     let _tunnel = Tunnel::open(&route.stats[worker.index]);
     let down = Flow { buf, at: body_at, ..Flow::default() };
     let idle = route.plan.tunnel_idle_timeout;
-    let (up, down, result) = pump(worker, client, &mut connection.stream, down, idle).await;
-    (record.bytes_in, record.bytes_out) = (up, down);
-    result.map(|()| Done { next: Next::Close, used: 0 })
+    pump(worker, client, &mut connection.stream, record, down, idle).await?;
+    Ok(Done { next: Next::Close, used: 0 })
 }
 
 /// A tunnel in the count of its route.
@@ -89,42 +93,70 @@ impl Drop for Tunnel<'_> {
     }
 }
 
-/// Moves octets both ways. How many went up and down, and why it ended if not because both
-/// sides were done.
+/// Moves octets both ways until both sides are done.
+///
+/// # Errors
+/// Why it ended otherwise.
 async fn pump(
     worker: &Worker,
     client: &mut Client,
     upstream: &mut Stream,
+    record: &mut Record<'_>,
     mut down: Flow,
     idle: Duration,
-) -> (u64, u64, Result<(), Failure>) {
+) -> Result<(), Failure> {
     let clock = worker.process.clock;
     let mut up = Flow::default();
     let mut deadline = clock.now().plus(idle);
+    let mut look_at = Nanos::NEVER;
     let Client { stream, timer, .. } = client;
     let result = poll_fn(|cx| {
-        let before = up.moved + down.moved;
         let going_up = up.poll(cx, worker, stream, upstream);
         let going_down = down.poll(cx, worker, upstream, stream);
-        if let Poll::Ready(Err(())) = going_up {
-            return Poll::Ready(Err(Failure::ClientGone));
-        }
-        if let Poll::Ready(Err(())) = going_down {
-            return Poll::Ready(Err(Failure::ResponseTruncated));
-        }
-        if going_up.is_ready() && going_down.is_ready() {
-            return Poll::Ready(Ok(()));
-        }
-        if up.moved + down.moved > before {
+        // Kept current, for the tunnel may be cut from outside.
+        if (record.bytes_in, record.bytes_out) != (up.moved, down.moved) {
+            (record.bytes_in, record.bytes_out) = (up.moved, down.moved);
             deadline = clock.now().plus(idle);
         }
-        timer.poll(cx, deadline).map(|()| Err(Failure::TunnelIdle))
+        match (going_up, going_down) {
+            (Poll::Ready(Err(Side::From)), _) | (_, Poll::Ready(Err(Side::To))) => {
+                return Poll::Ready(Err(Failure::ClientGone));
+            }
+            (Poll::Ready(Err(Side::To)), _) | (_, Poll::Ready(Err(Side::From))) => {
+                return Poll::Ready(Err(Failure::ResponseTruncated));
+            }
+            (Poll::Ready(Ok(())), Poll::Ready(Ok(()))) => return Poll::Ready(Ok(())),
+            (going_up, going_down) => {
+                if look_at == Nanos::NEVER && (going_up.is_ready() || going_down.is_ready()) {
+                    look_at = clock.now().plus(LOOK_EVERY);
+                }
+            }
+        }
+        loop {
+            ready!(timer.poll(cx, deadline.min(look_at)));
+            if stream.has_failed() {
+                return Poll::Ready(Err(Failure::ClientGone));
+            }
+            if upstream.has_failed() {
+                return Poll::Ready(Err(Failure::ResponseTruncated));
+            }
+            if clock.now() >= deadline {
+                return Poll::Ready(Err(Failure::TunnelIdle));
+            }
+            look_at = clock.now().plus(LOOK_EVERY);
+        }
     })
     .await;
-    let moved = (up.moved, down.moved);
     worker.buffers.give(up.buf);
     worker.buffers.give(down.buf);
-    (moved.0, moved.1, result)
+    result
+}
+
+/// Which end of a [`Flow`] has failed.
+#[derive(Clone, Copy, Debug)]
+enum Side {
+    From,
+    To,
 }
 
 impl Flow {
@@ -135,11 +167,11 @@ impl Flow {
         worker: &Worker,
         from: &mut Stream,
         to: &mut Stream,
-    ) -> Poll<Result<(), ()>> {
+    ) -> Poll<Result<(), Side>> {
         loop {
             if self.at < self.buf.len() {
                 let n = ready!(poll_write_from(to, cx, &self.buf[self.at..], &[], 0));
-                let n = n.map_err(|_| ())?;
+                let n = n.map_err(|_| Side::To)?;
                 self.at += n;
                 self.moved += n as u64;
                 continue;
@@ -157,11 +189,11 @@ impl Flow {
                 worker.buffers.give(std::mem::take(&mut self.buf));
                 self.at = 0;
             }
-            ready!(from.poll_readable(cx)).map_err(|_| ())?;
+            ready!(from.poll_readable(cx)).map_err(|_| Side::From)?;
             self.buf = worker.buffers.small();
             match ready!(from.poll_fill(cx, &mut self.buf)) {
                 Ok(n) => self.ended = n == 0,
-                Err(_) => return Poll::Ready(Err(())),
+                Err(_) => return Poll::Ready(Err(Side::From)),
             }
         }
     }

@@ -68,7 +68,8 @@ fn verify<T: Sync>(
             let mut failed = Vec::new();
             let origin = Origin::start();
             let proxy = proxy::start(origin.addr);
-            let first = ask(proxy.address(), "first");
+            // The first may take as long as a program needs to start on a busy machine.
+            let first = ask(proxy.address(), "first").or_else(|_| ask(proxy.address(), "first"));
             assert!(first.is_ok(), "{first:?}");
             origin.begin(None);
             let before = Holdings::of(&proxy);
