@@ -335,7 +335,7 @@ fn each_answer_is_that_to_its_request() {
     round(1);
 }
 
-/// `L7RP_PIPELINING_SECONDS=300 cargo test --release --test it -- --ignored --nocapture pipelining`
+/// `L7RP_PIPELINING_SECONDS=300 cargo test --release --test it -- --ignored --nocapture each_answer`
 #[test]
 #[ignore = "two hours, or what L7RP_PIPELINING_SECONDS says"]
 fn each_answer_is_that_to_its_request_for_hours() {
