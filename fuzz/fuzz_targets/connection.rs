@@ -136,18 +136,18 @@ fn file(upstream: SocketAddr) -> String {
   - name: http
     bind: \"127.0.0.1:0\"
     trusted_proxies: [192.0.2.1]
-    timeouts: {{ read_header: 30ms, read: 30ms, write: 30ms, idle: 30ms, max_header_bytes: 8KiB }}
+    timeouts: {{ read_header: 10ms, read: 10ms, write: 10ms, idle: 10ms, max_header_bytes: 8KiB }}
     limits: {{ max_headers: 50, max_target_bytes: 2048, max_trailer_bytes: 1024, max_body_bytes: 64KiB }}
 upstream_pools:
   - name: backend
     upstreams: [{{ url: \"http://{upstream}\" }}]
     connect_timeout: 1s
-    response_header_timeout: 30ms
+    response_header_timeout: 10ms
 routes:
   - name: all
     pool: backend
-    timeouts: {{ total: 300ms }}
-    tunnel_idle_timeout: 30ms
+    timeouts: {{ total: 100ms }}
+    tunnel_idle_timeout: 10ms
 workers: 1
 access_log: {{ enabled: false }}
 "
