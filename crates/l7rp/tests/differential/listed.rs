@@ -55,13 +55,6 @@ pub(crate) const LISTED: &[Listed] = &[
     ),
     listed(
         "*",
-        &["field trailer"],
-        &["b-009"],
-        "l7rp takes Trailer for hop-by-hop; the trailer itself is passed on, which nobody needs \
-         an announcement for (RFC 9110 §6.6.2)",
-    ),
-    listed(
-        "*",
         &["requests"],
         &["ex-003"],
         "an expectation other than exactly 100-continue is answered 417 (RFC 9110 §10.1.1)",
