@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use l7rp_testkit::{Gate, Origin, SOON, Then, eventually, reply};
 
-use crate::setup::{get, in_flight, over};
+use crate::setup::{assert_counts, get, in_flight, over};
 
 #[test]
 fn a_connection_is_kept_as_its_version_says() {
@@ -250,4 +250,18 @@ fn pipelined_requests_are_answered_to_a_client_that_ends_its_side() {
         assert!(client.response().text().starts_with(&format!("GET /{n} ")));
     }
     assert!(client.is_closed_within(SOON));
+}
+
+#[test]
+fn an_empty_line_that_comes_in_two_parts_is_nothing() {
+    let origin = Origin::start(reply::name("x"));
+    let proxy = over(&[&origin]).one_worker().start();
+    let mut client = proxy.client();
+    client.send("\r");
+    // The first part must have been read alone, which nothing outside shows.
+    l7rp_testkit::let_pass(Duration::from_millis(100));
+    client.send("\n");
+    l7rp_testkit::let_pass(Duration::from_millis(100));
+    assert_eq!(client.get("/").status(), 200);
+    assert_counts(&proxy, "proxy_panics_total", &[], 0.0);
 }
