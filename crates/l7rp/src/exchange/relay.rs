@@ -15,7 +15,7 @@ use l7rp_core::names::Nanos;
 use super::client::{Client, poll_write_from};
 use super::dispatch::Answered;
 use super::record::Record;
-use super::upload::{Upload, Waits};
+use super::upload::{MAX_TURNS, Upload, Waits};
 use super::{Done, Exchange, Next, Workspace};
 use crate::live::Route;
 use crate::stream::Stream;
@@ -288,7 +288,7 @@ impl Download {
         client: &mut Client,
         head: &[u8],
     ) -> Poll<Result<(), Failure>> {
-        loop {
+        for _ in 0..MAX_TURNS {
             while self.head_sent < head.len() || self.at < self.len {
                 let body = if self.decode { &self.decoded } else { &self.buf };
                 let part = &body[self.at..self.len];
@@ -312,6 +312,9 @@ impl Download {
                 return Poll::Ready(Ok(()));
             }
         }
+        // Others want their turn, too.
+        cx.waker().wake_by_ref();
+        Poll::Pending
     }
 
     /// Reads more of the body; false: the connection's end is the body's.

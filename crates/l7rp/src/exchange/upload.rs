@@ -14,6 +14,8 @@ use crate::config::plan::MessageLimits;
 use crate::stream::Stream;
 use crate::worker::{SMALL, Worker};
 
+/// Buffers of a body that are moved before others get their turn.
+pub(super) const MAX_TURNS: u32 = 8;
 /// No body is too slow before this.
 const RATE_GRACE: Duration = Duration::from_secs(10);
 
@@ -152,6 +154,7 @@ impl Upload {
         rest: &[u8],
     ) -> Poll<Result<(), Failure>> {
         let first = &rest[..self.first_pass];
+        let mut turns = 0;
         loop {
             if self.waits == Waits::No {
                 return Poll::Ready(Ok(()));
@@ -179,6 +182,12 @@ impl Upload {
                 self.waits = Waits::No;
                 continue;
             }
+            if turns == MAX_TURNS {
+                // Others want their turn, too.
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            turns += 1;
             self.waits = Waits::Client;
             ready!(self.poll_more(cx, worker, client))?;
         }

@@ -127,7 +127,9 @@ async fn read_head(
     let mut looked_at = 0;
     let mut deadline = Nanos::NEVER;
     loop {
-        skip_empty_lines(buf);
+        if skip_empty_lines(buf) {
+            looked_at = 0;
+        }
         // The first octets may show that this is no HTTP at all; after that, only the end of
         // a line can change what is known, so that a head in many pieces costs no more than
         // one look a line.
@@ -189,15 +191,14 @@ fn shrink(worker: &Worker, buf: &mut Vec<u8>) {
     }
 }
 
-/// Empty lines before a request are nothing (RFC 9112 §2.2).
-fn skip_empty_lines(buf: &mut Vec<u8>) {
+/// Empty lines before a request are nothing (RFC 9112 §2.2). Whether there were any.
+fn skip_empty_lines(buf: &mut Vec<u8>) -> bool {
     let mut empty = 0;
     while buf[empty..].starts_with(b"\r\n") {
         empty += 2;
     }
-    if empty > 0 {
-        buf.drain(..empty);
-    }
+    buf.drain(..empty);
+    empty > 0
 }
 
 /// Answers a head that is refused.
