@@ -143,8 +143,13 @@ impl Drop for Running {
 }
 
 fn get(address: &str) -> String {
+    get_path(address, "/")
+}
+
+fn get_path(address: &str, path: &str) -> String {
     let mut stream = TcpStream::connect(address).expect("it listens");
-    stream.write_all(b"GET / HTTP/1.1\r\nHost: t\r\nConnection: close\r\n\r\n").expect("sent");
+    let request = format!("GET {path} HTTP/1.1\r\nHost: t\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).expect("sent");
     let mut answer = String::new();
     stream.read_to_string(&mut answer).expect("an answer");
     answer
@@ -159,6 +164,38 @@ fn a_backend_listens_until_a_signal() {
         assert!(get(&address).starts_with("HTTP/1.1 503 "));
         assert_eq!(backend.end(signal), Some(0), "{signal}");
     }
+}
+
+#[test]
+fn no_file_is_needed() {
+    let mut one = Running::start("backend --listen 127.0.0.1:0 --name one");
+    let mut two = Running::start("backend --listen 127.0.0.1:0 --name two");
+    let (first, second) =
+        (one.line("backend one listening on "), two.line("backend two listening on "));
+    let mut proxy = Running::start(&format!(
+        "-listen=127.0.0.1:0 -backends=http://{first},http://{second} -max-in-flight=64 \
+         --metrics-bind="
+    ));
+    let started: serde_json::Value =
+        serde_json::from_str(&format!("{{{}", proxy.line("{"))).expect("an event");
+    let address = started["listeners"][0].as_str().expect("a listener");
+    let address = address.split_once('=').expect("name=address").1.to_owned();
+    // Probes are answered beside the traffic, and the backends take turns.
+    assert!(get_path(&address, "/livez").starts_with("HTTP/1.1 204 "));
+    assert!(get_path(&address, "/readyz").starts_with("HTTP/1.1 204 "));
+    let mut named: Vec<_> = (0..4)
+        .map(|_| get(&address).rsplit("\r\n").next().unwrap_or_default().to_owned())
+        .collect();
+    named.sort();
+    let expected = ["one request=1\n", "one request=2\n", "two request=1\n", "two request=2\n"];
+    assert_eq!(named, expected);
+    // A backend is told its own name, not the proxy's.
+    let echoed = get_path(&address, "/echo");
+    assert!(
+        echoed.contains(&format!("Host: {first}")) || echoed.contains(&format!("Host: {second}")),
+        "{echoed}"
+    );
+    assert_eq!(proxy.end("-TERM"), Some(0));
 }
 
 #[test]
