@@ -163,7 +163,9 @@ fn an_answer_that_is_broken_before_any_of_it_is_out_is_a_502() {
     let proxy = over(&[&origin]).start();
     let answer = proxy.get("/");
     assert_failed(&proxy, &answer, 502, "http_protocol_error", "bad_chunk");
-    assert!(!answer.text().contains("abc"), "{}", answer.text());
+    // But for the request id, which has any three digits now and then.
+    let words = answer.text().lines().next().unwrap_or_default().to_owned();
+    assert!(!words.contains("abc"), "{words}");
     // An old client, who gets its chunks taken off, is told as well.
     let mut client = proxy.client();
     client.send("GET /old HTTP/1.0\r\nHost: a.test\r\n\r\n");
