@@ -9,7 +9,13 @@ pub struct Request {
     pub idempotent: bool,
     /// All that was sent so far can be sent again.
     pub replayable: bool,
+    /// Upstreams that have let it wait for a connection in vain.
+    pub connect_timeouts: u32,
 }
+
+/// A request waits for a connection in vain at this many upstreams at most: each costs a whole
+/// `connect_timeout`.
+const MAX_CONNECT_TIMEOUTS: u32 = 3;
 
 /// What to do after a failed try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +36,7 @@ pub enum Next {
 /// only if its method allows, because the upstream may have acted on it (RFC 9110 §9.2.2).
 pub fn after(failure: Failure, request: Request, pooled: bool) -> Next {
     match failure.meaning().again {
+        Again::Unsent if request.connect_timeouts >= MAX_CONNECT_TIMEOUTS => Next::GiveUp,
         Again::Unsent => Next::Another,
         Again::IfRepeatable
             if pooled
@@ -49,13 +56,17 @@ mod tests {
 
     #[test]
     fn table() {
-        let get = Request { idempotent: true, replayable: true };
-        let post = Request { idempotent: false, replayable: true };
-        let long_put = Request { idempotent: true, replayable: false };
+        let get = Request { idempotent: true, replayable: true, connect_timeouts: 0 };
+        let post = Request { idempotent: false, ..get };
+        let long_put = Request { replayable: false, ..get };
+        let patient = Request { connect_timeouts: 2, ..get };
+        let tired = Request { connect_timeouts: 3, ..get };
         for (failure, request, pooled, next) in [
             (Failure::ConnectRefused, post, false, Next::Another),
             (Failure::ConnectTimeout, long_put, false, Next::Another),
             (Failure::Unresolved, get, false, Next::Another),
+            (Failure::ConnectTimeout, patient, false, Next::Another),
+            (Failure::ConnectTimeout, tired, false, Next::GiveUp),
             (Failure::UpstreamClosed, get, true, Next::SameAnew),
             (Failure::UpstreamClosed, get, false, Next::GiveUp),
             (Failure::UpstreamClosed, post, true, Next::GiveUp),

@@ -29,8 +29,6 @@ use crate::upstream::pool::{Place, Pool, Upstream};
 
 /// Interim responses that are passed on for one request; more are an attack.
 const MAX_INTERIM: u32 = 32;
-/// Upstreams that may let one request wait for a connection in vain.
-const MAX_CONNECT_TIMEOUTS: u32 = 3;
 /// Octets of a response head.
 const MAX_RESPONSE_HEAD: Limits = Limits { max_head: 64 << 10, max_fields: 256, max_target: 0 };
 
@@ -94,9 +92,8 @@ pub async fn run<'a>(
                 record.try_failed(failure, now);
                 record.bytes_in = upload.content();
                 connect_timeouts += u32::from(failure == Failure::ConnectTimeout);
-                let request = describe(x, &upload);
-                let patient = connect_timeouts < MAX_CONNECT_TIMEOUTS;
-                if !patient || attempts::after(failure, request, false) != Next::Another {
+                let request = attempts::Request { connect_timeouts, ..describe(x, &upload) };
+                if attempts::after(failure, request, false) != Next::Another {
                     upload.finish(x.worker, attempt.client);
                     return Err(failure);
                 }
@@ -110,6 +107,7 @@ fn describe(x: &Exchange<'_>, upload: &Upload) -> attempts::Request {
     attempts::Request {
         idempotent: x.incoming.head.method.is_idempotent(),
         replayable: upload.is_replayable(),
+        connect_timeouts: 0,
     }
 }
 
