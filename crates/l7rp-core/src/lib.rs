@@ -15,10 +15,11 @@
 //! | [`pick`] | which upstream of a pool |
 //! | [`limit`] | whether a request may come in at all |
 //! | [`attempts`] | whether a failed try may be followed by another |
+//! | [`upstream`] | whether an upstream may be used: breaker, health, ramp |
 //! | [`window`] | averages over time |
 //!
-//! `names`, `failure`, `head` and `window` are shared ground; the other modules do not know
-//! one another.
+//! `names`, `failure`, `head`, `window` and `sync` are shared ground; the other modules do
+//! not know one another.
 
 pub mod attempts;
 pub mod failure;
@@ -28,4 +29,6 @@ pub mod limit;
 pub mod names;
 pub mod pick;
 pub mod route;
+mod sync;
+pub mod upstream;
 pub mod window;

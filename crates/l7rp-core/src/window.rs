@@ -1,6 +1,6 @@
 //! Averages over time.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use crate::names::Nanos;
@@ -54,7 +54,7 @@ pub struct Ewma {
 impl Ewma {
     /// An average that has observed nothing.
     #[must_use]
-    pub const fn new() -> Self {
+    pub fn new() -> Self {
         Self { value: AtomicU64::new(f64::NAN.to_bits()), stamp: AtomicU64::new(0) }
     }
 

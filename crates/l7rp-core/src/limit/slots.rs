@@ -1,4 +1,4 @@
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use crate::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 /// How many requests may be in flight at one place, and how many are.
 ///
@@ -13,7 +13,7 @@ pub struct Slots {
 impl Slots {
     /// `max` slots; 0 is no limit, but what is in flight is still counted.
     #[must_use]
-    pub const fn new(max: u32) -> Self {
+    pub fn new(max: u32) -> Self {
         Self { used: AtomicU32::new(0), max: AtomicU32::new(max) }
     }
 

@@ -1,4 +1,4 @@
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Which upstreams of a pool may be used: one bit each, so that a pool of a thousand is
 /// counted in sixteen words.

@@ -1,4 +1,4 @@
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use crate::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use crate::window::Ewma;
 
@@ -18,7 +18,7 @@ pub struct Seat {
 impl Seat {
     /// An idle upstream that takes at most `limit` requests at once; 0 is no limit.
     #[must_use]
-    pub const fn new(limit: u32) -> Self {
+    pub fn new(limit: u32) -> Self {
         Self { in_flight: AtomicU32::new(0), limit: AtomicU32::new(limit), latency: Ewma::new() }
     }
 

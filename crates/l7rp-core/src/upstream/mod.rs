@@ -1,0 +1,1 @@
+//! Whether an upstream may be used.
