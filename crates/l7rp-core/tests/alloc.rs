@@ -8,6 +8,7 @@ use std::time::Duration;
 use l7rp_core::names::Nanos;
 use l7rp_core::pick::{Algorithm, Ask, Eligible, Member, Seat, Selector, Tried, key_of};
 use l7rp_core::route::{HostPattern, Request, Rule, Table, parse_host};
+use l7rp_core::upstream::breaker::{Breaker, Rules, State, Trip, Verdict};
 use l7rp_core::window::HalfLife;
 
 thread_local! {
@@ -122,4 +123,39 @@ fn routing() {
         }
     });
     assert_eq!(count, 0);
+}
+
+#[test]
+fn breaking() {
+    for trip in [Trip::Consecutive(5), Trip::Ratio { above: 0.5, min_observations: 10 }] {
+        let breaker = Breaker::new(&Rules {
+            trip,
+            window: Duration::from_secs(10),
+            window_size: 100,
+            open_min: Duration::from_secs(1),
+            open_max: Duration::from_secs(1),
+            half_open_probes: 3,
+            probe_timeout: Duration::from_secs(30),
+        });
+        let mut seen = [false; 3];
+        let count = allocations(|| {
+            for n in 0..1_000 {
+                let now = Nanos(n * 100_000_000);
+                seen[breaker.state() as usize] = true;
+                if !breaker.admits(now) {
+                    assert!(breaker.admits_at().is_some());
+                }
+                let Some(admission) = breaker.admit(now) else { continue };
+                let failed = n % 100 < 30;
+                match n % 7 {
+                    0 => drop(admission),
+                    _ if failed => drop(admission.permit.settle(Verdict::Failure, now, n)),
+                    _ => drop(admission.permit.settle(Verdict::Success, now, n)),
+                }
+            }
+        });
+        let all = [State::Closed, State::Open, State::HalfOpen];
+        assert!(all.iter().all(|&state| seen[state as usize]), "{trip:?}");
+        assert_eq!(count, 0, "{trip:?}");
+    }
 }
