@@ -1,1 +1,3 @@
 //! Whether an upstream may be used.
+
+pub mod health;
