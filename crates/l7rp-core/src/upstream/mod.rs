@@ -1,3 +1,4 @@
 //! Whether an upstream may be used.
 
 pub mod health;
+pub mod passive;
