@@ -1,0 +1,5 @@
+//! Averages over time.
+
+mod ewma;
+
+pub use ewma::{Ewma, HalfLife};
