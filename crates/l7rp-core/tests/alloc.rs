@@ -2,14 +2,20 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use l7rp_core::limit::{Bucket, Buckets, Rate, RetryBudget, client_key};
 use l7rp_core::names::Nanos;
 use l7rp_core::pick::{Algorithm, Ask, Eligible, Member, Seat, Selector, Tried, key_of};
 use l7rp_core::route::{HostPattern, Request, Rule, Table, parse_host};
 use l7rp_core::upstream::breaker::{Breaker, Rules, State, Trip, Verdict};
 use l7rp_core::window::HalfLife;
+use l7rp_core::upstream::health::Health;
+use l7rp_core::upstream::passive::{Passive, Rules};
+use l7rp_core::upstream::ramp;
+use l7rp_core::window::{HalfLife, Percentile};
 
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
@@ -91,6 +97,50 @@ fn drive(selector: &Selector, seats: &[Arc<Seat>], eligible: &Eligible) {
             tried.insert(ix);
         }
     }
+}
+
+#[test]
+fn limiting() {
+    let rate = Rate::new(100.0, 10);
+    let bucket = Bucket::new();
+    // Few, so that clients are evicted.
+    let buckets = Buckets::new(64, [1, 2]);
+    let budget = RetryBudget::new(0.2, 10);
+    let count = allocations(|| {
+        for n in 0..10_000_u32 {
+            let now = Nanos(u64::from(n) * 100_000);
+            bucket.try_take(&rate, now);
+            let ip = Ipv4Addr::from_bits(if n % 2 == 0 { n % 7 } else { n });
+            buckets.try_take(client_key(ip.into()), &rate, now);
+            budget.deposit();
+            let _ = budget.withdraw(now);
+        }
+    });
+    assert_eq!(count, 0);
+}
+
+#[test]
+fn judging_upstreams() {
+    let slow = Duration::from_millis(20);
+    let rules =
+        Rules { error_threshold: 0.5, slow_after: Some(slow), half_life: Duration::from_secs(10) };
+    let passive = Passive::new(&rules);
+    let latencies = Percentile::new();
+    let mut health = Health::new(2, 3);
+    let mut rng = fastrand::Rng::with_seed(1);
+    let count = allocations(|| {
+        for n in 0..20_000 {
+            let now = Nanos(n * 10_000_000);
+            let latency = slow * rng.u32(0..100) / 50;
+            passive.answered(n % 3 == 0, Some(latency), now);
+            latencies.observe(latency, now);
+            let _ = latencies.read(99.0);
+            health.probed(n % 5 < 3);
+            let _ = ramp::accepts(Nanos(0), now, Duration::from_secs(100), rng.u64(..));
+        }
+        passive.reset(Nanos(0));
+    });
+    assert_eq!(count, 0);
 }
 
 #[test]
