@@ -10,10 +10,9 @@ use l7rp_core::limit::{Bucket, Buckets, Rate, RetryBudget, client_key};
 use l7rp_core::names::Nanos;
 use l7rp_core::pick::{Algorithm, Ask, Eligible, Member, Seat, Selector, Tried, key_of};
 use l7rp_core::route::{HostPattern, Request, Rule, Table, parse_host};
-use l7rp_core::upstream::breaker::{Breaker, Rules, State, Trip, Verdict};
-use l7rp_core::window::HalfLife;
+use l7rp_core::upstream::breaker::{self, Breaker, State, Trip, Verdict};
 use l7rp_core::upstream::health::Health;
-use l7rp_core::upstream::passive::{Passive, Rules};
+use l7rp_core::upstream::passive::{self, Passive};
 use l7rp_core::upstream::ramp;
 use l7rp_core::window::{HalfLife, Percentile};
 
@@ -122,8 +121,11 @@ fn limiting() {
 #[test]
 fn judging_upstreams() {
     let slow = Duration::from_millis(20);
-    let rules =
-        Rules { error_threshold: 0.5, slow_after: Some(slow), half_life: Duration::from_secs(10) };
+    let rules = passive::Rules {
+        error_threshold: 0.5,
+        slow_after: Some(slow),
+        half_life: Duration::from_secs(10),
+    };
     let passive = Passive::new(&rules);
     let latencies = Percentile::new();
     let mut health = Health::new(2, 3);
@@ -178,7 +180,7 @@ fn routing() {
 #[test]
 fn breaking() {
     for trip in [Trip::Consecutive(5), Trip::Ratio { above: 0.5, min_observations: 10 }] {
-        let breaker = Breaker::new(&Rules {
+        let breaker = Breaker::new(&breaker::Rules {
             trip,
             window: Duration::from_secs(10),
             window_size: 100,
