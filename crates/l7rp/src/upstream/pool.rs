@@ -317,7 +317,7 @@ impl Pool {
             one.ejected = true;
             self.refresh_locked(&standing, ix);
             drop(standing);
-            self.health_changed(ix, false, why.to_owned());
+            self.health_changed(ix, true, false, why.to_owned());
         }
     }
 
@@ -327,6 +327,7 @@ impl Pool {
         let mut standing = lock(&self.standing);
         let Some(one) = standing.get_mut(ix) else { return false };
         let Some(health) = one.health.as_mut() else { return false };
+        let before = health.is_eligible();
         let change = health.probed(good);
         let again = health.is_settling();
         let Some(eligible) = change else { return again };
@@ -339,18 +340,21 @@ impl Pool {
         }
         self.refresh_locked(&standing, ix);
         drop(standing);
-        self.health_changed(ix, eligible, why);
+        self.health_changed(ix, before, eligible, why);
         again
     }
 
-    fn health_changed(&self, ix: usize, eligible: bool, why: String) {
+    /// Tells of a change; or, where there is none, why a new upstream stays out.
+    fn health_changed(&self, ix: usize, before: bool, eligible: bool, why: String) {
         let Some(upstream) = self.upstreams.get(ix) else { return };
         let word = |eligible| if eligible { "eligible" } else { "ineligible" };
-        upstream.transitions.health(word(eligible), &why);
+        if before != eligible {
+            upstream.transitions.health(word(eligible), &why);
+        }
         self.events.emit(&Event::UpstreamHealthChanged {
             pool: self.plan.name.clone(),
             upstream: upstream.plan.url.clone(),
-            from: word(!eligible),
+            from: word(before),
             to: word(eligible),
             why,
         });
