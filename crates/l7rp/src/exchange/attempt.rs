@@ -279,7 +279,14 @@ pub(super) async fn open(
     }
     let left = deadline.since(now);
     let limit = pool.plan.connect_timeout.min(left);
-    match connect(upstream, limit).await {
+    let connected = match connect(upstream, limit).await {
+        // Idle connections are worth less than this request.
+        Err((Failure::LocalShortage, _)) if worker.idle.make_room(worker.index) => {
+            connect(upstream, limit).await
+        }
+        connected => connected,
+    };
+    match connected {
         Ok(stream) => Ok((Connection::new(stream, upstream, worker.index), false)),
         Err((Failure::ConnectTimeout, _)) if limit == left => Err(Failure::TotalTimeout),
         Err((failure, words)) => {
