@@ -18,6 +18,7 @@ mod failures;
 mod fields;
 mod forwarding;
 mod limits;
+mod measure;
 mod observability;
 mod pipelining;
 mod reuse;
