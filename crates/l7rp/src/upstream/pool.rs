@@ -205,7 +205,13 @@ impl Pool {
         }
         let standing = lock(&self.standing);
         let well = self.upstreams.iter().zip(standing.iter()).filter(|(_, s)| s.is_well());
-        let soonest = well.filter_map(|(upstream, _)| upstream.breaker.admits_at()).min();
+        let soonest = well
+            .filter_map(|(upstream, _)| match upstream.breaker.state() {
+                // The result of a test may come at any moment.
+                State::HalfOpen => upstream.breaker.admits_at().map(|_| now),
+                State::Open | State::Closed => upstream.breaker.admits_at(),
+            })
+            .min();
         match soonest {
             Some(at) => {
                 let wait = at.since(now).as_secs_f64().ceil().max(1.0);
