@@ -175,7 +175,9 @@ impl Pool {
     /// Takes a place at the upstream at `ix`, if there is one and the breaker agrees.
     fn enter(&self, ix: usize, wanted: Wanted<'_>, now: Nanos) -> Option<Place<'_>> {
         let upstream = self.upstreams.get(ix)?;
-        if !upstream.seat.enter() {
+        // A test is for a request that has no other way.
+        let unfit = wanted.only_closed && upstream.breaker.state() != State::Closed;
+        if unfit || !upstream.seat.enter() {
             return None;
         }
         let Some(admission) = upstream.breaker.admit(now) else {
