@@ -133,7 +133,9 @@ impl<'a> Tries<'_, '_, 'a> {
             if !plan.may_begin(process.clock.now()) {
                 return Err(last.unwrap_or(Failure::TotalTimeout));
             }
-            let place = self.take(again).map_err(|none| last.unwrap_or(none))?;
+            // Once for each retry: one that is refused there does not go round and round.
+            let anywhere = std::mem::take(&mut again);
+            let place = self.take(anywhere).map_err(|none| last.unwrap_or(none))?;
             let first = self.record.attempts == 0;
             let result = self.one(place, plan, upload).await;
             let now = process.clock.now();
@@ -172,8 +174,8 @@ impl<'a> Tries<'_, '_, 'a> {
         }
     }
 
-    /// A place at an upstream that was not tried yet. `again`: or at one that was.
-    fn take(&mut self, again: bool) -> Result<Place<'a>, Failure> {
+    /// A place at an upstream that was not tried yet. `anywhere`: or at one that was.
+    fn take(&mut self, anywhere: bool) -> Result<Place<'a>, Failure> {
         let pool = self.attempt.pool;
         let worker = self.attempt.x.worker;
         let now = worker.process.clock.now();
@@ -181,7 +183,9 @@ impl<'a> Tries<'_, '_, 'a> {
             Wanted { tried: &self.tried, key: self.key, only_closed: false, worker: worker.index };
         let none = Tried::new();
         let taken = match pool.take(wanted, now, fastrand::u64(..)) {
-            Err(_) if again => pool.take(Wanted { tried: &none, ..wanted }, now, fastrand::u64(..)),
+            Err(_) if anywhere => {
+                pool.take(Wanted { tried: &none, ..wanted }, now, fastrand::u64(..))
+            }
             taken => taken,
         };
         let place = taken?;
