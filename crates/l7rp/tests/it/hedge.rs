@@ -140,7 +140,7 @@ fn the_loser_is_cancelled_at_once_and_not_blamed() {
         assert_eq!(proxy.get("/after").text(), "good");
     }
     let after = origins.each_ref().map(Origin::requests);
-    assert!(before.iter().zip(after).all(|(b, a)| a == b + 2), "{before:?} {after:?}");
+    assert!(before.iter().zip(after).all(|(b, a)| a > *b), "{before:?} {after:?}");
     assert_at_rest(&proxy);
 }
 
@@ -371,6 +371,66 @@ fn both_are_in_flight_and_both_come_back() {
 }
 
 #[test]
+fn a_client_that_leaves_is_noticed_when_one_of_them_has_failed() {
+    let origins: [Origin; 2] = in_turn(|call, nth| match nth {
+        // Just after the second has begun.
+        0 => late(call, 503, "busy"),
+        _ => reply::hang(call),
+    });
+    let proxy = racing(&origins.each_ref()).start();
+    let mut client = proxy.client();
+    client.send(get("a.test", "/", ""));
+    eventually(SOON, || requests(&origins) == 2);
+    let_pass(LONG + Duration::from_millis(100));
+    client.reset();
+    let left = Instant::now();
+    assert_counts(&proxy, "proxy_upstream_inflight", &[], 0.0);
+    assert!(left.elapsed() < Duration::from_secs(2), "{:?}", left.elapsed());
+    assert_eq!(proxy.logged_path("/")["status"], 499);
+    assert_at_rest(&proxy);
+}
+
+#[test]
+fn a_second_try_that_is_refused_leaves_the_first_alone() {
+    let slow = Origin::start(|call| late(call, 200, "good"));
+    let proxy = racing(&[&slow, &Origin::refusing()]).start();
+    for n in 0..4 {
+        assert_eq!(proxy.get(&format!("/{n}")).text(), "good");
+    }
+    assert_eq!(slow.requests(), 4);
+    let (fired, primary, hedge) = races(&proxy);
+    assert!(fired >= 1.0 && primary == fired && hedge == 0.0, "{fired} {primary} {hedge}");
+    assert_at_rest(&proxy);
+}
+
+#[test]
+fn an_answer_to_head_has_no_body_either() {
+    let origins: [Origin; 2] = in_turn(|call, nth| match nth {
+        0 if call.request.method() == "HEAD" => reply::hang(call),
+        _ => say(call, 200, "X-Who: hedge\r\n", "four"),
+    });
+    let proxy = racing(&origins.each_ref()).start();
+    let mut client = proxy.client();
+    let head = client.send("HEAD /head HTTP/1.1\r\nHost: a.test\r\n\r\n").head();
+    assert_eq!((head.status(), head.get("content-length")), (200, Some("4")));
+    assert_eq!(head.get("x-who"), Some("hedge"));
+    assert_eq!(client.get("/next").text(), "four");
+    assert_races(&proxy, 1.0, 0.0, 1.0);
+    assert_at_rest(&proxy);
+}
+
+#[test]
+fn a_route_that_only_races_has_its_budget_too() {
+    let origins: [Origin; 2] = slow();
+    let proxy = hedging(&origins.each_ref(), "max_attempts: 1, hedge_after: 120ms")
+        .pool("retry_budget: { ratio: 1.0, min_per_second: 0 }")
+        .start();
+    assert_eq!(proxy.get("/").text(), "good");
+    assert_eq!((requests(&origins), races(&proxy).0), (2, 1.0));
+    assert_at_rest(&proxy);
+}
+
+#[test]
 fn the_routes_time_ends_both() {
     let origins: [Origin; 2] = in_turn(|call, _| reply::hang(call));
     let proxy = racing(&origins.each_ref()).route("timeouts: { total: 500ms }").start();
@@ -483,5 +543,7 @@ fn counts_of_races_add_up() {
     assert_eq!(count.load(SeqCst) as f64, 32.0 + fired);
     let metrics = proxy.metrics();
     let by = |status| metrics.sum("proxy_upstream_requests_total", &[("status", status)]);
-    assert_eq!((by("200"), by("cancel"), by("err")), (32.0, fired, 0.0));
+    // A loser may have answered, too, on a machine that is slow.
+    assert_eq!((by("200") + by("cancel"), by("err")), (32.0 + fired, 0.0));
+    assert!(by("cancel") >= 16.0);
 }

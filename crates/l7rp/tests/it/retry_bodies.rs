@@ -7,7 +7,9 @@ use std::time::Duration;
 use l7rp_testkit::{Call, Client, Message, Origin, Proxy, SOON, Then, eventually, let_pass, reply};
 
 use crate::setup::{Setup, over, post};
-use crate::tries::{assert_at_rest, attempts, in_turn, requests, retrying, say};
+use crate::tries::{
+    PLENTY, assert_at_rest, attempts, in_turn, requests, retrying, say, with_retry,
+};
 
 const LIMIT: usize = 65_536;
 const ALL: &str = "retry_methods: [GET, PUT, POST]";
@@ -85,30 +87,46 @@ fn seen(origins: &[Origin], path: &str) -> Vec<Message> {
     all.map(|seen| seen.message).filter(|message| message.target() == path).collect()
 }
 
-/// Every kind of body, sent to a first upstream that does `first` and then to one that is good.
+/// Every kind of body, all at once, sent to a first upstream that does `first` and then to one
+/// that is good.
 #[track_caller]
 fn arrive_whole(first: impl Fn(&mut Call<'_>) -> Then + Clone + Send + Sync + 'static) {
     let origins: [Origin; 2] = in_turn(move |call, nth| match nth {
         0 => first(call),
         _ => say(call, 200, "", "good"),
     });
-    let proxy = retrying(&origins.each_ref(), ALL).pool("response_header_timeout: 400ms").start();
-    for (n, (name, body, framing)) in kinds().into_iter().enumerate() {
-        let path = format!("/{n}");
-        let answer = proxy.client().ask(put(&path, &body, framing));
-        assert_eq!((answer.status(), answer.text().as_str()), (200, "good"), "{name}");
-        assert_eq!(attempts(&proxy, &path), 2, "{name}");
-        let seen = seen(&origins, &path);
-        assert_eq!(seen.len(), 2, "{name}");
-        // The first may have read less; whoever has read all has read the same.
-        let whole: Vec<_> = seen.iter().filter(|message| message.complete).collect();
-        assert!(!whole.is_empty(), "{name}");
-        for message in &whole {
-            assert_whole(message, &body, framing, name);
+    let proxy = retrying(&origins.each_ref(), ALL).pool("response_header_timeout: 1s").start();
+    thread::scope(|scope| {
+        let (proxy, origins) = (&proxy, &origins);
+        for (n, (name, body, framing)) in kinds().into_iter().enumerate() {
+            scope.spawn(move || {
+                arrives_whole(proxy, origins, &format!("/{n}"), name, &body, framing);
+            });
         }
-        assert_eq!(proxy.logged_path(&path)["bytes_in"], body.len(), "{name}");
-    }
+    });
     assert_at_rest(&proxy);
+}
+
+fn arrives_whole(
+    proxy: &Proxy,
+    origins: &[Origin],
+    path: &str,
+    name: &str,
+    body: &[u8],
+    framing: Framing,
+) {
+    let answer = proxy.client().ask(put(path, body, framing));
+    assert_eq!((answer.status(), answer.text().as_str()), (200, "good"), "{name}");
+    assert_eq!(attempts(proxy, path), 2, "{name}");
+    let seen = seen(origins, path);
+    assert_eq!(seen.len(), 2, "{name}");
+    // The first may have read less; whoever has read all has read the same.
+    let whole: Vec<_> = seen.iter().filter(|message| message.complete).collect();
+    assert!(!whole.is_empty(), "{name}");
+    for message in whole {
+        assert_whole(message, body, framing, name);
+    }
+    assert_eq!(proxy.logged_path(path)["bytes_in"], body.len(), "{name}");
 }
 
 #[test]
@@ -203,32 +221,58 @@ fn from_a_client_that_still_sends_when_the_first_dies() {
         _ => say(call, 200, "", "good"),
     });
     let proxy = retrying(&origins.each_ref(), ALL).start();
-    for (n, framing) in [Framing::Length, Framing::Chunks(700)].into_iter().enumerate() {
+    for (n, framing) in
+        [Framing::Length, Framing::Chunks(700), Framing::Trailers(700)].into_iter().enumerate()
+    {
         let (path, body) = (format!("/{n}"), pattern(40_000));
         let request = put(&path, &body, framing);
         let mut client = proxy.client();
         let (begin, end) = request.split_at(request.len() / 2);
         client.send(begin);
-        eventually(SOON, || !seen(&origins, &path).is_empty() && gone(&origins));
-        // It may have been told that it need not go on.
-        let _ = client.wire.write(end);
-        let answer = client.response();
-        assert!([200, 502].contains(&answer.status()), "{answer:?}");
-        let later: Vec<_> = seen(&origins, &path).split_off(1);
-        // Whatever looks whole is.
+        eventually(SOON, || seen(&origins, &path).len() == 2);
+        client.send(end);
+        assert_eq!(client.response().text(), "good", "{framing:?}");
         let whole = seen(&origins, &path).into_iter().filter(|message| message.complete);
         let whole: Vec<_> = whole.collect();
-        for message in &whole {
-            assert_whole(message, &body, framing, "late");
-        }
-        assert_eq!(whole.len(), usize::from(answer.status() == 200), "{later:?}");
+        assert_eq!(whole.len(), 1, "{framing:?}");
+        assert_whole(&whole[0], &body, framing, "late");
+        // And its connection goes on.
+        assert_eq!(client.ask(put(&path, b"", Framing::Length)).status(), 200);
     }
     assert_at_rest(&proxy);
 }
 
-/// Whether no upstream has a connection any more.
-fn gone(origins: &[Origin]) -> bool {
-    origins.iter().all(|origin| origin.open() == 0)
+#[test]
+fn what_is_still_to_come_of_a_body_is_never_a_request() {
+    // The first refuses before it has all, and the second does not answer: the first one's
+    // answer is passed on while the client still sends.
+    let origins: [Origin; 2] = in_turn(|call, nth| match (call.request.target(), nth % 2) {
+        ("/put", 0) => {
+            call.send("HTTP/1.1 503 Busy\r\nContent-Length: 4\r\n\r\nbusy");
+            reply::hang(call)
+        }
+        ("/put", _) => {
+            let _ = call.wire.read_exact(10);
+            Then::Reset
+        }
+        _ => say(call, 200, "", "smuggled"),
+    });
+    let proxy = retrying(&origins.each_ref(), &format!("max_attempts: 2, {ALL}")).start();
+    let rest = "GET /smuggled HTTP/1.1\r\nHost: a.test\r\n\r\n";
+    for (framing, begin) in [
+        ("Content-Length: 100", "x".repeat(20)),
+        ("Transfer-Encoding: chunked", format!("80\r\n{}", "x".repeat(20))),
+    ] {
+        let mut client = proxy.client();
+        client.send(format!("PUT /put HTTP/1.1\r\nHost: a.test\r\n{framing}\r\n\r\n{begin}"));
+        let answer = client.response();
+        assert_eq!((answer.status(), answer.text().as_str()), (503, "busy"), "{framing}");
+        let _ = client.wire.write(rest.as_bytes());
+        assert!(!client.try_response().is_ok_and(|answer| answer.text() == "smuggled"));
+    }
+    assert_eq!(seen(&origins, "/put").len(), 4);
+    assert!(seen(&origins, "/smuggled").is_empty());
+    assert_at_rest(&proxy);
 }
 
 #[test]
@@ -249,6 +293,47 @@ fn continue_is_asked_for_once() {
     let seen = seen(&origins, "/e");
     assert_eq!(seen.len(), 2);
     assert!(seen.iter().all(|message| message.complete && message.body == b"body"));
+    assert_at_rest(&proxy);
+}
+
+#[test]
+fn a_client_that_was_not_told_to_send_may_be_told_by_another() {
+    let origins: [Origin; 2] = in_turn(|call, nth| {
+        if nth == 0 {
+            call.send("HTTP/1.1 503 Busy\r\nConnection: close\r\nContent-Length: 0\r\n\r\n");
+            return reply::hang(call);
+        }
+        call.send("HTTP/1.1 100 Continue\r\n\r\n");
+        say(call, 200, "", "good")
+    });
+    let proxy = retrying(&origins.each_ref(), ALL).start();
+    let mut client = proxy.client();
+    client.send(
+        "PUT /e HTTP/1.1\r\nHost: a.test\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n",
+    );
+    assert_eq!(client.head().status(), 100);
+    assert_eq!(client.send("body").response().text(), "good");
+    assert!(seen(&origins, "/e").iter().any(|message| message.body == b"body"));
+    assert_at_rest(&proxy);
+}
+
+#[test]
+fn a_client_that_leaves_in_the_middle_during_a_back_off_ends_it() {
+    let origins: [Origin; 2] = in_turn(|call, _| {
+        call.send("HTTP/1.1 503 Busy\r\nContent-Length: 4\r\n\r\nbusy");
+        reply::hang(call)
+    });
+    let keys = format!("backoff: 600ms, {ALL}");
+    let proxy = with_retry(&origins.each_ref(), &keys).pool(PLENTY).start();
+    let mut client = proxy.client();
+    client.send("PUT /half HTTP/1.1\r\nHost: a.test\r\nContent-Length: 9\r\n\r\nhalf");
+    eventually(SOON, || requests(&origins) == 1);
+    // The answer is in by then.
+    let_pass(Duration::from_millis(100));
+    client.reset();
+    let line = proxy.logged_path("/half");
+    assert_eq!((&line["status"], &line["attempts"]), (&499.into(), &1.into()), "{line}");
+    assert_eq!(requests(&origins), 1);
     assert_at_rest(&proxy);
 }
 

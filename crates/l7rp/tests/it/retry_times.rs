@@ -172,7 +172,7 @@ fn a_back_off_in_which_draining_begins_is_the_end() {
 #[test]
 fn a_client_that_leaves_during_a_back_off_ends_it() {
     let origins: [Origin; 2] = in_turn(|call, _| say(call, 503, "", "busy"));
-    let proxy = with_retry(&origins.each_ref(), "backoff: 1s").start();
+    let proxy = with_retry(&origins.each_ref(), "backoff: 1400ms").start();
     let mut client = proxy.client();
     client.send(get("a.test", "/", ""));
     eventually(SOON, || requests(&origins) == 1);
@@ -180,10 +180,10 @@ fn a_client_that_leaves_during_a_back_off_ends_it() {
     client.reset();
     let line = proxy.logged_path("/");
     // Before the shortest back-off was over.
-    assert!(left.elapsed() < Duration::from_millis(450), "{:?}", left.elapsed());
+    assert!(left.elapsed() < Duration::from_millis(650), "{:?}", left.elapsed());
     assert_eq!((&line["status"], &line["reason"]), (&499.into(), &"client_gone".into()));
     assert_eq!(in_flight(&proxy), 0.0);
-    let_pass(Duration::from_millis(1100));
+    let_pass(Duration::from_millis(1500));
     assert_eq!(requests(&origins), 1, "and nothing comes of it later");
     assert_at_rest(&proxy);
 }

@@ -82,7 +82,7 @@ fn all_that_is_over_is_refused_at_once() {
             .collect();
         took.sort();
         let (half, last) = (took[MORE / 2], took[MORE - 1]);
-        assert!(half < Duration::from_millis(10), "{scope}: {half:?}");
+        assert!(half < Duration::from_millis(30), "{scope}: {half:?}");
         assert!(last < Duration::from_secs(1), "{scope}: {last:?}");
         assert_counts(&proxy, "proxy_shed_total", &[("scope", scope)], MORE as f64);
         assert_counts(&proxy, "proxy_shed_total", &[], MORE as f64);
@@ -132,13 +132,15 @@ fn within_room(proxy: &Proxy, origin: &Origin, path: &str) -> Client {
     let asked = l7rp_testkit::within(SOON, || {
         let mut client = proxy.client();
         client.send(get("a.test", path, ""));
-        client.wire.patience(Some(Duration::from_millis(150)));
-        match client.wire.read_head() {
-            Ok(Some(head)) => {
-                assert_eq!(head.status(), 503);
-                None
+        client.wire.patience(Some(Duration::from_millis(20)));
+        loop {
+            if origin.requests() > before {
+                return Some(client);
             }
-            _ => Some(client),
+            if let Ok(head) = client.wire.read_head() {
+                assert_eq!(head.expect("an answer").status(), 503);
+                return None;
+            }
         }
     });
     let client = asked.expect("there is room");
