@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering::SeqCst};
 
-use l7rp_testkit::{Call, Gate, Origin, Proxy, SOON, Then, eventually, reply};
+use l7rp_testkit::{Call, Gate, Message, Origin, Proxy, SOON, Then, eventually, reply};
 
 use crate::setup::{assert_counts, assert_failed, get, over, post};
 use crate::tries::{answer, assert_at_rest, attempts, in_turn, requests, retrying, say, says};
@@ -244,19 +244,25 @@ fn an_answer_that_says_when_to_come_again_is_passed_on() {
     }
 }
 
-/// Fails without an answer: the status of what the client is told, and how.
-fn failing(way: &str) -> (u16, Origin) {
-    let reset = |_: &mut Call<'_>| Then::Reset;
-    let large = format!("HTTP/1.1 200 OK\r\nX-Big: {}\r\n\r\n", "x".repeat(80 << 10));
+/// Fails without an answer.
+fn fail(call: &mut Call<'_>, way: &str) -> Then {
     match way {
-        "close" => (502, Origin::start(reply::close)),
-        "reset" => (502, Origin::start(reset)),
-        "half a head" => (502, Origin::start(reply::raw("HTTP/1.1 200 OK\r\nContent-Le"))),
-        "garbage" => (502, Origin::start(reply::raw("SSH-2.0-OpenSSH_9.9\r\n\r\n"))),
-        "large head" => (502, Origin::start(reply::raw(large))),
-        "silence" => (504, Origin::start(reply::hang)),
+        "close" => reply::close(call),
+        "reset" => Then::Reset,
+        "half a head" => reply::raw("HTTP/1.1 200 OK\r\nContent-Le")(call),
+        "garbage" => reply::raw("SSH-2.0-OpenSSH_9.9\r\n\r\n")(call),
+        "large head" => {
+            let head = format!("HTTP/1.1 200 OK\r\nX-Big: {}\r\n\r\n", "x".repeat(80 << 10));
+            reply::raw(head)(call)
+        }
+        "silence" => reply::hang(call),
         other => panic!("{other} is no way to fail"),
     }
+}
+
+/// An upstream that always does: the status of what the client is told, and the upstream.
+fn failing(way: &'static str) -> (u16, Origin) {
+    (if way == "silence" { 504 } else { 502 }, Origin::start(move |call| fail(call, way)))
 }
 
 /// Not much of it where the upstream is silent.
@@ -319,29 +325,56 @@ fn when_nobody_answers_the_last_failure_is_told() {
     assert_at_rest(&proxy);
 }
 
+/// Busy, at length: longer than any buffer, so that it has to be kept where it is.
+fn busy(call: &mut Call<'_>) -> Then {
+    let lines = "Set-Cookie: a=1\r\nSet-Cookie: b=2\r\nX-Who: a\r\n";
+    say(call, 503, lines, &"busy;".repeat(60_000))
+}
+
+#[track_caller]
+fn assert_busy(answer: &Message, way: &str) {
+    assert_eq!((answer.status(), answer.get("proxy-status")), (503, None), "{way}");
+    assert_eq!(answer.all("set-cookie"), ["a=1", "b=2"], "{way}");
+    assert!(answer.complete && answer.text() == "busy;".repeat(60_000), "{way}");
+}
+
 #[test]
 fn a_real_answer_is_never_replaced_by_a_made_up_one() {
-    let lines = "Set-Cookie: a=1\r\nSet-Cookie: b=2\r\nX-Who: a\r\n";
-    // Longer than any buffer, so that it has to be kept where it is.
-    let body = "busy;".repeat(60_000);
-    let origins = WAYS.map(|way| (way, failing(way).1));
-    let refusing = ("refused", Origin::refusing());
-    for (way, bad) in origins.into_iter().chain([refusing]) {
-        let said = body.clone();
-        let busy = Origin::start(move |call| say(call, 503, lines, &said));
-        let keys = "max_attempts: 2";
-        let proxy = retrying(&[&bad, &busy], keys).pool(patience(way)).start();
-        // Whichever of the two is first.
-        for _ in 0..4 {
-            let answer = proxy.get("/");
-            assert_eq!((answer.status(), answer.get("proxy-status")), (503, None), "{way}");
-            assert_eq!(answer.all("set-cookie"), ["a=1", "b=2"], "{way}");
-            assert!(answer.complete && answer.text() == body, "{way}");
+    for way in WAYS {
+        // Before the failure, and after it.
+        for busy_one in [0, 1] {
+            let origins: [Origin; 2] =
+                in_turn(
+                    move |call, nth| {
+                        if nth == busy_one { busy(call) } else { fail(call, way) }
+                    },
+                );
+            let keys = "max_attempts: 2";
+            let proxy = retrying(&origins.each_ref(), keys).pool(patience(way)).start();
+            assert_busy(&proxy.get("/"), way);
+            assert_eq!((requests(&origins), attempts(&proxy, "/")), (2, 2), "{way}");
+            let whose = proxy.logged_path("/")["upstream"].clone();
+            assert!(origins.iter().any(|origin| whose == origin.url()));
+            // The failed one is not the one.
+            let reason = &proxy.logged_path("/")["reason"];
+            assert!(reason.is_null() || reason == "", "{reason}");
+            assert_at_rest(&proxy);
         }
-        assert!(busy.requests() >= 4 && (way == "refused" || bad.requests() >= 2), "{way}");
-        assert_eq!(proxy.logged_path("/")["upstream"], busy.url());
+    }
+}
+
+#[test]
+fn nor_by_a_connection_that_is_refused() {
+    let (origin, bad) = (Origin::start(busy), Origin::refusing());
+    for order in [[&origin, &bad], [&bad, &origin]] {
+        let proxy = retrying(&order, "max_attempts: 2").start();
+        for _ in 0..3 {
+            assert_busy(&proxy.get("/"), "refused");
+        }
+        assert_eq!(proxy.logged_path("/")["upstream"], origin.url());
         assert_at_rest(&proxy);
     }
+    assert!(origin.requests() >= 6);
 }
 
 #[test]
