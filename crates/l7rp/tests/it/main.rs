@@ -20,6 +20,7 @@ mod forwarding;
 mod hedge;
 mod hedge_when;
 mod limits;
+mod measure;
 mod memory;
 mod observability;
 mod pipelining;
