@@ -1,6 +1,7 @@
 //! When a route with `retry` tries again: after a back-off, within the route's time, while the
 //! client is there, and not while we are going.
 
+use std::net::TcpStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -147,7 +148,9 @@ fn nothing_is_tried_again_while_draining() {
     client.send(get("a.test", "/", ""));
     eventually(SOON, || requests(&origins) == 1);
     proxy.signal(Signal::TERM);
-    proxy.wait_for_event("shutdown_started", |_| true, SOON);
+    // It drains once it does not listen any more.
+    let address = proxy.address();
+    eventually(SOON, || TcpStream::connect(address).is_err());
     gate.open();
     let answer = client.response();
     assert_eq!((answer.status(), answer.text().as_str()), (503, "busy"));
