@@ -95,7 +95,10 @@ fn arrive_whole(first: impl Fn(&mut Call<'_>) -> Then + Clone + Send + Sync + 's
         0 => first(call),
         _ => say(call, 200, "", "good"),
     });
-    let proxy = retrying(&origins.each_ref(), ALL).pool("response_header_timeout: 1s").start();
+    // Nothing is pooled: what dies with a pooled connection is repeated without being a try.
+    let proxy = retrying(&origins.each_ref(), ALL)
+        .pool("response_header_timeout: 1s, keepalive: { max_idle: 0 }")
+        .start();
     thread::scope(|scope| {
         let (proxy, origins) = (&proxy, &origins);
         for (n, (name, body, framing)) in kinds().into_iter().enumerate() {
