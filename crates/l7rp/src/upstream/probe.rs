@@ -34,6 +34,11 @@ pub async fn keep_probed(pool: Arc<Pool>, ix: usize, clock: Clock) {
     let apart = APART.min(plan.interval / pool.upstreams.len().max(1) as u32);
     tokio::time::sleep(apart * ix as u32 + apart.mul_f64(fastrand::f64() / 4.0)).await;
     loop {
+        // Nobody is asked for a name without addresses: that the name has none keeps it out,
+        // and the moment that it has some it should be judged.
+        while upstream.current_addresses().is_empty() {
+            tokio::time::sleep(APART).await;
+        }
         let began = clock.now();
         let probe = probe(&upstream, &request, &plan);
         let (good, why) = match tokio::time::timeout(plan.timeout, probe).await {
