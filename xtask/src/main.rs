@@ -11,6 +11,7 @@ mod ci;
 mod demo;
 mod fuzz;
 mod lint;
+mod loom;
 mod quickstart;
 mod run;
 mod seeds;
@@ -29,13 +30,14 @@ usage: cargo xtask RECIPE
   test [ARGS]         install what the tests need, then run all of them
                       (ARGS go to cargo test: `cargo xtask test --test tidy`)
   lint                formatting, clippy, dependencies, documentation, toolchain
+  loom                what threads share, under every order in which they can take turns
   advisories          known faults in dependencies (asks the network)
   demo-check          `cargo run --release -- demo` starts, answers and stops
   quickstart-check    the README's quick start works as it is written
   fuzz [--seconds N]  run every fuzz target for N seconds (default 60)
   fuzz-build          build every fuzz target
-  ci                  what CI runs: test, demo-check, quickstart-check, lint, and fuzz-build
-                      if cargo-fuzz is there
+  ci                  what CI runs: test, demo-check, quickstart-check, lint, loom, and
+                      fuzz-build if cargo-fuzz is there
   help                this text
 ";
 
@@ -73,6 +75,7 @@ fn dispatch(recipe: &str, rest: &[String]) -> Option<Done> {
     Some(match recipe {
         "setup" => setup::everything(),
         "lint" => lint::all(),
+        "loom" => loom::all(),
         "advisories" => lint::advisories(),
         "demo-check" => demo::check(),
         "quickstart-check" => quickstart::check(),

@@ -335,19 +335,20 @@ fn late_results_change_nothing() {
 }
 
 #[test]
-fn late_failures_are_not_in_the_ratio() {
+fn late_failures_neither_count_nor_push_out_those_that_do() {
     let breaker = Breaker::new(&Rules {
         half_open_probes: 1,
+        window_size: 2,
         ..rules(Trip::Ratio { above: 0.5, min_observations: 2 })
     });
     let old: Vec<_> = (0..50).map(|_| permit(&breaker, at(0))).collect();
     assert!(fail(&breaker, at(1)).is_none() && fail(&breaker, at(1)).is_some());
     assert_eq!(succeed(&breaker, at(1_001)), CLOSED);
+    assert_eq!(fail(&breaker, at(1_002)), None, "those of before do not count");
     for permit in old {
-        assert_eq!(permit.settle(Verdict::Failure, at(1_002), 0), None);
+        assert_eq!(permit.settle(Verdict::Failure, at(1_003), 0), None);
     }
-    assert_eq!(fail(&breaker, at(1_003)), None, "those of before do not count, nor do theirs");
-    assert!(fail(&breaker, at(1_003)).is_some());
+    assert!(fail(&breaker, at(1_004)).is_some());
 }
 
 #[test]
@@ -356,7 +357,8 @@ fn lost_probes_are_replaced() {
     assert!(fail(&breaker, at(0)).is_some());
     let first = permit(&breaker, at(1_000));
     assert!(breaker.admits(at(9_000)), "while there are places the time does not matter");
-    let lost = [permit(&breaker, at(8_000)), permit(&breaker, at(9_000))];
+    // The last one's thread is a little behind the others.
+    let lost = [permit(&breaker, at(9_000)), permit(&breaker, at(8_999))];
     assert_eq!(first.settle(Verdict::Success, at(9_001), 0), None);
     assert_eq!(breaker.admits_at(), Some(at(14_000)), "counted from the last one");
     assert!(!breaker.admits(at(13_999)) && breaker.admit(at(13_999)).is_none());
@@ -517,15 +519,16 @@ fn threads_leave_no_transition_untold_and_no_slot_lost() {
             probe_timeout: Duration::MAX,
             ..rules(trip)
         });
-        let changes = AtomicU32::new(0);
+        let (changes, clock) = (AtomicU32::new(0), AtomicU32::new(0));
         std::thread::scope(|scope| {
             for thread in 0..8 {
-                let (breaker, changes) = (&breaker, &changes);
+                let (breaker, changes, clock) = (&breaker, &changes, &clock);
                 scope.spawn(move || {
                     let mut rng = fastrand::Rng::with_seed(thread);
                     let mut told = 0;
-                    for n in 0..20_000 {
-                        let Some(Admission { permit, change }) = breaker.admit(at(n)) else {
+                    for _ in 0..20_000 {
+                        let now = at(clock.fetch_add(1, Relaxed).into());
+                        let Some(Admission { permit, change }) = breaker.admit(now) else {
                             continue;
                         };
                         told += u32::from(change.is_some());
@@ -534,7 +537,7 @@ fn threads_leave_no_transition_untold_and_no_slot_lost() {
                             1..4 => Verdict::Failure,
                             _ => Verdict::Success,
                         };
-                        let change = permit.settle(verdict, at(n), rng.u64(..));
+                        let change = permit.settle(verdict, now, rng.u64(..));
                         told += u32::from(change.is_some());
                     }
                     changes.fetch_add(told, Relaxed);
@@ -542,16 +545,16 @@ fn threads_leave_no_transition_untold_and_no_slot_lost() {
             }
         });
         let told = changes.into_inner();
-        assert!(told > 1_000, "{told}");
+        assert!(told > 100, "{told} transitions show little");
         assert_eq!(breaker.load().generation(), told % (1 << word::GENERATION_BITS));
         while breaker.state() == State::Closed {
-            fail(&breaker, at(20_000));
+            fail(&breaker, at(160_000));
         }
         let (admitted, succeeded) = match breaker.state() {
             State::HalfOpen => (breaker.load().admitted(), breaker.load().succeeded()),
             _ => (0, 0),
         };
         assert_eq!(admitted, succeeded, "{trip:?}: a slot is lost");
-        assert_eq!(all(&breaker, at(30_000)).len(), 3 - succeeded as usize, "{trip:?}");
+        assert_eq!(all(&breaker, at(170_000)).len(), 3 - succeeded as usize, "{trip:?}");
     }
 }
