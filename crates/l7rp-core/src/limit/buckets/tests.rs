@@ -172,6 +172,29 @@ fn a_newcomer_owes_what_it_displaces() {
 }
 
 #[test]
+fn of_two_ways_the_first_remains_with_both_debts() {
+    const FREE: u64 = 100;
+    // (debt of the third way, debt of the sixth, whose thread comes last, debt that remains)
+    for (third, sixth, own, want) in [
+        (130, 140, 2, 170),
+        (150, 120, 2, 170),
+        (150, 90, 2, 150),
+        // What was paid in its own way does not count for a thread that goes: it pays again.
+        (130, 140, 5, 130),
+        (150, 120, 5, 150),
+    ] {
+        let set = Set::new();
+        for (way, due) in [(2, third), (5, sixth)] {
+            set.tags[way].store(7, SeqCst);
+            set.due[way].store(due, SeqCst);
+        }
+        assert_eq!(set.settle(own, 7, FREE), own == 2, "{third} {sixth} {own}");
+        assert_eq!(ways(&set)[2], (7, want), "{third} {sixth} {own}");
+        assert_eq!(ways(&set)[5], (0, sixth), "debts without an owner stay");
+    }
+}
+
+#[test]
 fn what_is_full_again_goes_first() {
     let rate = Rate::new(1.0, 10);
     let set = Set::new();
