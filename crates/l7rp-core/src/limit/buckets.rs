@@ -11,7 +11,7 @@ use crate::names::Nanos;
 /// Ways of a set. Two are enough for loom, and eight would be too many for it.
 const WAYS: usize = if cfg!(loom) { 2 } else { 8 };
 
-/// How often a request looks for its bucket while others keep taking it away.
+/// How often a request tries to move in while others are faster.
 const ROUNDS: usize = 8;
 
 /// One bucket of tokens for each client, in memory that does not grow.
@@ -27,11 +27,11 @@ const ROUNDS: usize = 8;
 /// a debt. The price is that while more clients than ways are busy, new ones have less than a
 /// whole burst. A way whose bucket is full again is as good as empty.
 ///
-/// Nothing is locked. Where two threads move the same client in at once, or one takes a token
-/// while the other gives its way away, the token may be charged to the other client or to nobody:
-/// a race costs or gives one token for each thread that takes part. More are forgotten only if a
-/// thread is interrupted between two instructions of an eviction, and then no more than the
-/// evicted client takes in this time.
+/// Nothing is locked. Threads that move the same client in at once agree on one way; at worst a
+/// token is paid twice. One that is taken just while its way is given away may be forgotten, or
+/// charged to the new owner: one for each thread that takes part in the race. More can be
+/// forgotten only if a thread is interrupted between the two instructions of an eviction: what
+/// the evicted client takes in that time.
 #[derive(Debug)]
 pub struct Buckets {
     sets: Box<[Set]>,
@@ -95,8 +95,8 @@ impl Set {
         for _ in 0..ROUNDS {
             if let Some(way) = self.way_of(tag) {
                 let decision = rate.take(&self.due[way], now);
-                // Else the way was given away meanwhile, and its new owner has paid.
-                if self.tags[way].load(SeqCst) == tag {
+                // Else the way was given away meanwhile, and somebody else has paid.
+                if latest(&self.tags[way]) == tag {
                     return decision;
                 }
             } else if let Some(decision) = self.move_in(tag, rate, now) {
@@ -108,16 +108,16 @@ impl Set {
     }
 
     fn way_of(&self, tag: u64) -> Option<usize> {
-        self.tags.iter().position(|way| way.load(SeqCst) == tag)
+        self.tags.iter().position(|way| latest(way) == tag)
     }
 
     /// The way that owes least, its debt and its owner.
     fn least(&self) -> (usize, u64, u64) {
         let mut least = (0, u64::MAX, 0);
         for (way, (due, tag)) in self.due.iter().zip(&self.tags).enumerate() {
-            let due = due.load(SeqCst);
+            let due = latest(due);
             if due < least.1 {
-                least = (way, due, tag.load(SeqCst));
+                least = (way, due, latest(tag));
             }
         }
         least
@@ -138,15 +138,16 @@ impl Set {
             |place: &AtomicU64, old, new| place.compare_exchange(old, new, SeqCst, SeqCst).is_ok();
         let moved = swap(&self.due[way], due, next)
             && swap(&self.tags[way], owner, tag)
-            && self.settle(way, tag);
+            && self.settle(way, tag, due.max(now.0));
         moved.then(|| rate.allowed(next, now))
     }
 
     /// Whether `own` is to remain the way of `tag`, if another thread has moved it in elsewhere
-    /// at the same time: the first way wins. What was taken from the other is not forgotten.
-    fn settle(&self, own: usize, tag: u64) -> bool {
+    /// at the same time: the first way wins. It takes over what was taken from the other, which
+    /// is what that owes beyond `free`.
+    fn settle(&self, own: usize, tag: u64, free: u64) -> bool {
         for (other, place) in self.tags.iter().enumerate() {
-            if other == own || place.load(SeqCst) != tag {
+            if other == own || latest(place) != tag {
                 continue;
             }
             // Fails if the other thread has done the same already.
@@ -157,11 +158,18 @@ impl Set {
             }
             // In this order: who takes a token from it afterwards sees that it is gone.
             if leave(place) {
-                self.due[own].fetch_max(self.due[other].load(SeqCst), SeqCst);
+                let taken = latest(&self.due[other]).saturating_sub(free);
+                self.due[own].fetch_add(taken, SeqCst);
             }
         }
         true
     }
+}
+
+/// What is there in the one order that all threads agree on. loom does not know that order for
+/// loads, and would try old values that cannot be read.
+fn latest(place: &AtomicU64) -> u64 {
+    if cfg!(loom) { place.fetch_add(0, SeqCst) } else { place.load(SeqCst) }
 }
 
 #[cfg(test)]

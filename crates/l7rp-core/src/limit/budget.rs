@@ -146,6 +146,14 @@ mod tests {
     }
 
     #[test]
+    fn the_interval_is_rounded_up() {
+        let budget = RetryBudget::new(0.0, 3);
+        for (now, want) in [(0, 3), (SECOND / 3, 0), (SECOND / 3 + 1, 1)] {
+            assert_eq!(drain(&budget, Nanos(now)), want, "{now}");
+        }
+    }
+
+    #[test]
     fn time_goes_first() {
         let budget = RetryBudget::new(1.0, 2);
         (0..3).for_each(|_| budget.deposit());

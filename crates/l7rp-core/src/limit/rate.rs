@@ -69,8 +69,7 @@ impl Rate {
     /// Takes a token where `due` is the theoretical arrival time. Exact, however many threads
     /// do it.
     pub(super) fn take(&self, due: &AtomicU64, now: Nanos) -> Decision {
-        // For one bucket any order would do; those of a table also have to be in order with the
-        // tags beside them.
+        // For one bucket any order would do; those of a table are in order with their tags.
         let mut before = due.load(SeqCst);
         loop {
             let next = match self.judge(before, now) {

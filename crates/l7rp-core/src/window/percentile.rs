@@ -266,6 +266,17 @@ mod tests {
     }
 
     #[test]
+    fn halving_does_not_lose_what_is_alone() {
+        let latencies = Percentile::new();
+        // Each in a bucket of its own.
+        let nth = |n| Duration::from_nanos(upper_end(n) - 1);
+        (0..120).for_each(|n| latencies.observe(nth(n), Nanos(SECOND)));
+        latencies.observe(nth(119), Nanos(11 * SECOND));
+        // 60 are left and one is new, and the middle is where it was.
+        assert_eq!(latencies.read(50.0), Some(Duration::from_nanos(upper_end(61))));
+    }
+
+    #[test]
     fn what_is_past_is_forgotten() {
         let latencies = Percentile::new();
         let feed = |count: u64, latency, at: u64| {
