@@ -5,9 +5,11 @@
 #![allow(clippy::float_cmp, reason = "counts in metrics are whole numbers")]
 #![allow(clippy::print_stdout, reason = "measurements are told to who asks for them")]
 
+mod backup;
 mod balancing;
 mod bodies;
 mod body_rate;
+mod breaker;
 mod capacity;
 mod cases_framing;
 mod cases_limits;
@@ -17,8 +19,11 @@ mod drain;
 mod failures;
 mod fields;
 mod forwarding;
+mod half_open;
+mod health;
 mod limits;
 mod observability;
+mod passive;
 mod pipelining;
 mod reuse;
 mod routing;
@@ -29,4 +34,5 @@ mod storm;
 mod trailers;
 mod tunnel_ends;
 mod upgrade;
+mod verdict;
 mod websocket;
