@@ -40,3 +40,4 @@ mod tunnel_ends;
 mod upgrade;
 mod verdict;
 mod websocket;
+mod without_file;
