@@ -279,7 +279,9 @@ fn bad_probes_of_health_do_not_open_it() {
     assert_eq!(state(&proxy, &origin), CLOSED);
     let answer = proxy.get("/");
     assert_failed(&proxy, &answer, 503, "destination_unavailable", "no_upstream");
-    nobody_is_blamed(&proxy);
+    for to in ["open", "half_open", "closed"] {
+        assert_eq!(turns(&proxy, &origin, to), 0.0);
+    }
 }
 
 #[test]
