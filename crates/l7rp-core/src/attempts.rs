@@ -1,82 +1,199 @@
-//! Whether a failed try may be followed by another.
+//! The tries of one request: may there be another, when, on whom, and until when.
+//!
+//! [`Plan`] is asked after every outcome. It knows nothing of upstreams or budgets: it says
+//! what a try may do and costs, and whoever acts looks whether there is an upstream and a
+//! budget for it.
+
+use std::time::Duration;
 
 use crate::failure::{Again, Failure};
-
-/// What is known about one request that bears on trying it again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Request {
-    /// Its method may be repeated (RFC 9110 §9.2.2).
-    pub idempotent: bool,
-    /// All that was sent so far can be sent again.
-    pub replayable: bool,
-    /// Upstreams that have let it wait for a connection in vain.
-    pub connect_timeouts: u32,
-}
+use crate::names::Nanos;
 
 /// A request waits for a connection in vain at this many upstreams at most: each costs a whole
 /// `connect_timeout`.
 const MAX_CONNECT_TIMEOUTS: u32 = 3;
+/// A try that has less time than this before the deadline is not begun.
+const FLOOR: Duration = Duration::from_millis(10);
+/// Doubling of the back-off ends here.
+const MAX_DOUBLINGS: u32 = 10;
 
-/// What to do after a failed try.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
-    /// Try another upstream.
-    Another,
-    /// Try the same upstream once more on a new connection: the pooled one was stale.
-    SameAnew,
-    /// The failure is the client's answer.
-    GiveUp,
+/// What a route allows.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rules {
+    /// Tries in all, the first included, of requests that were sent.
+    pub max_attempts: u32,
+    /// Methods that may be tried again.
+    pub methods: Vec<String>,
+    /// Statuses that are tried again: those of responses, and those that failures stand for.
+    pub retry_on: Vec<u16>,
+    /// Before the second try; doubles from try to try.
+    pub backoff: Duration,
+    /// A second try beside the first after this; zero: none.
+    pub hedge_after: Duration,
+    /// The same after this percentile of the route's latency; 0: none.
+    pub hedge_after_percentile: f64,
+    /// Methods that may be hedged.
+    pub hedgeable: Vec<String>,
 }
 
-/// Decides after `failure`. `pooled`: the try went out on a connection that had served before
-/// and the upstream gave no octet of an answer.
-///
-/// A request of which nothing was sent moves on whatever its method. One that died with a
-/// pooled connection is most likely to have met the upstream's idle timeout; it is repeated
-/// only if its method allows, because the upstream may have acted on it (RFC 9110 §9.2.2).
-pub fn after(failure: Failure, request: Request, pooled: bool) -> Next {
-    match failure.meaning().again {
-        Again::Unsent if request.connect_timeouts >= MAX_CONNECT_TIMEOUTS => Next::GiveUp,
-        Again::Unsent => Next::Another,
-        Again::IfRepeatable
-            if pooled
-                && request.idempotent
-                && request.replayable
-                && failure == Failure::UpstreamClosed =>
+impl Rules {
+    /// Whether a response with `status` is one that nobody would rather have than another:
+    /// it wins a race at once.
+    #[must_use]
+    pub fn wins(&self, status: u16) -> bool {
+        status < 500 && !self.retry_on.contains(&status)
+    }
+}
+
+/// What is known about one request that bears on trying it again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request<'a> {
+    /// Its method.
+    pub method: &'a [u8],
+    /// That method may be repeated (RFC 9110 §9.2.2).
+    pub idempotent: bool,
+    /// It can be sent twice at the same time: it is whole, and no upgrade.
+    pub whole: bool,
+}
+
+/// How a try ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// With the head of a response.
+    Answered {
+        /// Its status.
+        status: u16,
+        /// It carries a `Retry-After`: the upstream wants to be left alone.
+        stay_away: bool,
+    },
+    /// Without.
+    Failed(Failure),
+}
+
+/// What holds at the moment a try has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Situation {
+    /// All that was sent so far can be sent again.
+    pub replayable: bool,
+    /// The client was told something that cannot be taken back: an interim response other than
+    /// 100 and 103.
+    pub told: bool,
+    /// The process is on its way out.
+    pub draining: bool,
+}
+
+/// What to do after a try.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// What the try gave is the client's answer.
+    Give,
+    /// Nothing was sent: at once, on an upstream not tried yet, at no cost.
+    Elsewhere,
+    /// A retry, at this time, at the cost of one from the pool's budget; on an upstream not
+    /// tried yet, or on one that was, if no other is left.
+    Retry(Nanos),
+}
+
+/// The tries of one request.
+#[derive(Clone, Debug)]
+pub struct Plan<'a> {
+    rules: Option<&'a Rules>,
+    request: Request<'a>,
+    deadline: Nanos,
+    /// Tries that may have reached an upstream.
+    sent: u32,
+    connect_timeouts: u32,
+}
+
+impl<'a> Plan<'a> {
+    /// A plan under a route's rules, if it has any; `deadline` ends everything.
+    #[must_use]
+    pub fn new(rules: Option<&'a Rules>, request: Request<'a>, deadline: Nanos) -> Self {
+        Self { rules, request, deadline, sent: 0, connect_timeouts: 0 }
+    }
+
+    /// Until when.
+    #[must_use]
+    pub fn deadline(&self) -> Nanos {
+        self.deadline
+    }
+
+    /// Whether the route lets this request be tried again, should it come to that.
+    #[must_use]
+    pub fn may_retry(&self) -> bool {
+        let listed =
+            |rules: &Rules| rules.methods.iter().any(|m| m.as_bytes() == self.request.method);
+        self.rules.is_some_and(|rules| rules.max_attempts > 1 && listed(rules))
+    }
+
+    /// Whether a try may begin at `now`. A first one may have any time before the deadline.
+    #[must_use]
+    pub fn may_begin(&self, now: Nanos) -> bool {
+        if self.sent == 0 { now < self.deadline } else { now.plus(FLOOR) <= self.deadline }
+    }
+
+    /// Decides after a try that ended at `now`. `draw`: 64 random bits.
+    ///
+    /// A request of which nothing was sent moves on whatever its method and rules.
+    #[must_use]
+    pub fn after(&mut self, outcome: Outcome, now: Nanos, at: Situation, draw: u64) -> Next {
+        if let Outcome::Failed(failure) = outcome
+            && failure.meaning().again == Again::Unsent
         {
-            Next::SameAnew
+            self.connect_timeouts += u32::from(failure == Failure::ConnectTimeout);
+            let patient = self.connect_timeouts < MAX_CONNECT_TIMEOUTS;
+            return if patient && self.may_begin(now) { Next::Elsewhere } else { Next::Give };
         }
-        Again::IfRepeatable | Again::No => Next::GiveUp,
+        self.sent += 1;
+        let Some(rules) = self.rules else { return Next::Give };
+        let wanted = match outcome {
+            Outcome::Answered { status, stay_away } => {
+                !stay_away && rules.retry_on.contains(&status)
+            }
+            Outcome::Failed(failure) => {
+                let meaning = failure.meaning();
+                meaning.again == Again::IfRepeatable && rules.retry_on.contains(&meaning.status)
+            }
+        };
+        let possible = at.replayable && !at.told && !at.draining;
+        if !wanted || !possible || self.sent >= rules.max_attempts || !self.may_retry() {
+            return Next::Give;
+        }
+        let begin = now.plus(self.backoff(rules, draw));
+        if self.may_begin(begin) { Next::Retry(begin) } else { Next::Give }
+    }
+
+    /// Half to all of the doubled back-off, so that clients that failed together do not come
+    /// back together.
+    fn backoff(&self, rules: &Rules, draw: u64) -> Duration {
+        let doubled = rules.backoff.saturating_mul(1 << (self.sent - 1).min(MAX_DOUBLINGS));
+        let half = doubled / 2;
+        half + half.mul_f64(draw as f64 / u64::MAX as f64)
+    }
+
+    /// When a first try that began at `began` gets company; [`Nanos::NEVER`]: never.
+    /// `percentile`: the one that the rules name, once it is known.
+    #[must_use]
+    pub fn hedge_at(&self, began: Nanos, percentile: Option<Duration>) -> Nanos {
+        let Some(rules) = self.rules else { return Nanos::NEVER };
+        let listed = || rules.hedgeable.iter().any(|m| m.as_bytes() == self.request.method);
+        let after = percentile.unwrap_or(rules.hedge_after);
+        if after.is_zero() || self.sent > 0 || !self.request.whole || !listed() {
+            return Nanos::NEVER;
+        }
+        let at = began.plus(after);
+        if at.plus(FLOOR) <= self.deadline { at } else { Nanos::NEVER }
+    }
+
+    /// Whether a try that died with a pooled connection, before an octet of an answer, is
+    /// repeated at once on the same upstream and a new connection. It has most likely met the
+    /// upstream's idle timeout; it is repeated only if its method allows, because the upstream
+    /// may have acted on it (RFC 9110 §9.2.2).
+    #[must_use]
+    pub fn repeats_stale(&self, failure: Failure, replayable: bool) -> bool {
+        failure == Failure::UpstreamClosed && self.request.idempotent && replayable
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn table() {
-        let get = Request { idempotent: true, replayable: true, connect_timeouts: 0 };
-        let post = Request { idempotent: false, ..get };
-        let long_put = Request { replayable: false, ..get };
-        let patient = Request { connect_timeouts: 2, ..get };
-        let tired = Request { connect_timeouts: 3, ..get };
-        for (failure, request, pooled, next) in [
-            (Failure::ConnectRefused, post, false, Next::Another),
-            (Failure::ConnectTimeout, long_put, false, Next::Another),
-            (Failure::Unresolved, get, false, Next::Another),
-            (Failure::ConnectTimeout, patient, false, Next::Another),
-            (Failure::ConnectTimeout, tired, false, Next::GiveUp),
-            (Failure::UpstreamClosed, get, true, Next::SameAnew),
-            (Failure::UpstreamClosed, get, false, Next::GiveUp),
-            (Failure::UpstreamClosed, post, true, Next::GiveUp),
-            (Failure::UpstreamClosed, long_put, true, Next::GiveUp),
-            (Failure::ResponseTimeout, get, true, Next::GiveUp),
-            (Failure::LocalShortage, get, false, Next::GiveUp),
-            (Failure::ClientGone, get, true, Next::GiveUp),
-            (Failure::TotalTimeout, get, true, Next::GiveUp),
-        ] {
-            assert_eq!(after(failure, request, pooled), next, "{failure:?} {request:?} {pooled}");
-        }
-    }
-}
+mod tests;

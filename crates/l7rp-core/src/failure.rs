@@ -167,10 +167,20 @@ pub enum Failure {
     NoRoute,
     /// The client's address is not let in.
     Forbidden,
+    /// The client, or everybody together, has asked too often.
+    RateLimited {
+        /// Seconds until it may ask again.
+        wait: u32,
+    },
     /// Something is full.
     Capacity(Scope),
     /// No upstream is eligible.
     NoUpstream,
+    /// The breakers of all that are healthy are open.
+    BreakerOpen {
+        /// Seconds until the first of them lets a request through.
+        wait: u32,
+    },
     /// The upstream's name has no address.
     Unresolved,
     /// The upstream refused the connection.
@@ -252,6 +262,7 @@ impl Failure {
             Self::ClientStalled => row(499, Client, No, "connection_write_timeout", "client_stalled", "client does not read the response"),
             Self::NoRoute => row(404, Client, No, "destination_not_found", "no_route", "no route for this request"),
             Self::Forbidden => row(403, Client, No, "http_request_denied", "forbidden", "not allowed from this address"),
+            Self::RateLimited { .. } => row(429, Client, No, "http_request_denied", "rate_limited", "too many requests"),
             Self::Capacity(scope) => row(503, Proxy, No, "connection_limit_reached", match scope {
                 Scope::Process => "capacity_process",
                 Scope::Listener => "capacity_listener",
@@ -260,6 +271,7 @@ impl Failure {
                 Scope::Connections => "capacity_connections",
             }, "proxy capacity exhausted"),
             Self::NoUpstream => row(503, Proxy, No, "destination_unavailable", "no_upstream", "no upstream available"),
+            Self::BreakerOpen { .. } => row(503, Proxy, No, "destination_unavailable", "breaker_open", "no upstream available: circuit breaker open"),
             Self::Unresolved => row(503, Proxy, Unsent, "dns_error", "unresolved", "upstream name not resolved"),
             Self::ConnectRefused => row(502, Upstream, Unsent, "connection_refused", "connect_refused", "upstream refused the connection"),
             Self::ConnectTimeout => row(504, Upstream, Unsent, "connection_timeout", "connect_timeout", "upstream connection not established in time"),
@@ -277,16 +289,17 @@ impl Failure {
         }
     }
 
-    /// Whether the client should be told to come again in a second.
-    pub fn retry_after(self) -> bool {
-        matches!(
-            self,
+    /// Seconds after which the client may come again, where that can be said.
+    pub fn retry_after(self) -> Option<u32> {
+        match self {
+            Self::RateLimited { wait } | Self::BreakerOpen { wait } => Some(wait),
             Self::Capacity(_)
-                | Self::NoUpstream
-                | Self::Unresolved
-                | Self::LocalShortage
-                | Self::Draining
-        )
+            | Self::NoUpstream
+            | Self::Unresolved
+            | Self::LocalShortage
+            | Self::Draining => Some(1),
+            _ => None,
+        }
     }
 }
 
@@ -294,7 +307,7 @@ impl Failure {
 mod tests {
     use super::*;
 
-    const PLAIN: [Failure; 28] = [
+    const PLAIN: [Failure; 30] = [
         Failure::TargetTooLong,
         Failure::HeadTooLarge,
         Failure::TooManyFields,
@@ -310,7 +323,9 @@ mod tests {
         Failure::ClientStalled,
         Failure::NoRoute,
         Failure::Forbidden,
+        Failure::RateLimited { wait: 1 },
         Failure::NoUpstream,
+        Failure::BreakerOpen { wait: 1 },
         Failure::Unresolved,
         Failure::ConnectRefused,
         Failure::ConnectTimeout,

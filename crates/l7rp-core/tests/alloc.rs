@@ -2,13 +2,19 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use l7rp_core::limit::{Bucket, Buckets, Rate, RetryBudget, client_key};
 use l7rp_core::names::Nanos;
 use l7rp_core::pick::{Algorithm, Ask, Eligible, Member, Seat, Selector, Tried, key_of};
 use l7rp_core::route::{HostPattern, Request, Rule, Table, parse_host};
-use l7rp_core::window::HalfLife;
+use l7rp_core::upstream::breaker::{self, Breaker, State, Trip, Verdict};
+use l7rp_core::upstream::health::Health;
+use l7rp_core::upstream::passive::{self, Passive};
+use l7rp_core::upstream::ramp;
+use l7rp_core::window::{HalfLife, Percentile};
 
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
@@ -93,6 +99,53 @@ fn drive(selector: &Selector, seats: &[Arc<Seat>], eligible: &Eligible) {
 }
 
 #[test]
+fn limiting() {
+    let rate = Rate::new(100.0, 10);
+    let bucket = Bucket::new();
+    // Few, so that clients are evicted.
+    let buckets = Buckets::new(64, [1, 2]);
+    let budget = RetryBudget::new(0.2, 10);
+    let count = allocations(|| {
+        for n in 0..10_000_u32 {
+            let now = Nanos(u64::from(n) * 100_000);
+            bucket.try_take(&rate, now);
+            let ip = Ipv4Addr::from_bits(if n % 2 == 0 { n % 7 } else { n });
+            buckets.try_take(client_key(ip.into()), &rate, now);
+            budget.deposit();
+            let _ = budget.withdraw(now);
+        }
+    });
+    assert_eq!(count, 0);
+}
+
+#[test]
+fn judging_upstreams() {
+    let slow = Duration::from_millis(20);
+    let rules = passive::Rules {
+        error_threshold: 0.5,
+        slow_after: Some(slow),
+        half_life: Duration::from_secs(10),
+    };
+    let passive = Passive::new(&rules);
+    let latencies = Percentile::new();
+    let mut health = Health::new(2, 3);
+    let mut rng = fastrand::Rng::with_seed(1);
+    let count = allocations(|| {
+        for n in 0..20_000 {
+            let now = Nanos(n * 10_000_000);
+            let latency = slow * rng.u32(0..100) / 50;
+            passive.answered(n % 3 == 0, Some(latency), now);
+            latencies.observe(latency, now);
+            let _ = latencies.read(99.0);
+            health.probed(n % 5 < 3);
+            let _ = ramp::accepts(Nanos(0), now, Duration::from_secs(100), rng.u64(..));
+        }
+        passive.reset(Nanos(0));
+    });
+    assert_eq!(count, 0);
+}
+
+#[test]
 fn routing() {
     let rule = |host: HostPattern, prefix: &str| Rule {
         host,
@@ -122,4 +175,39 @@ fn routing() {
         }
     });
     assert_eq!(count, 0);
+}
+
+#[test]
+fn breaking() {
+    for trip in [Trip::Consecutive(5), Trip::Ratio { above: 0.5, min_observations: 10 }] {
+        let breaker = Breaker::new(&breaker::Rules {
+            trip,
+            window: Duration::from_secs(10),
+            window_size: 100,
+            open_min: Duration::from_secs(1),
+            open_max: Duration::from_secs(1),
+            half_open_probes: 3,
+            probe_timeout: Duration::from_secs(30),
+        });
+        let mut seen = [false; 3];
+        let count = allocations(|| {
+            for n in 0..1_000 {
+                let now = Nanos(n * 100_000_000);
+                seen[breaker.state() as usize] = true;
+                if !breaker.admits(now) {
+                    assert!(breaker.admits_at().is_some());
+                }
+                let Some(admission) = breaker.admit(now) else { continue };
+                let failed = n % 100 < 30;
+                match n % 7 {
+                    0 => drop(admission),
+                    _ if failed => drop(admission.permit.settle(Verdict::Failure, now, n)),
+                    _ => drop(admission.permit.settle(Verdict::Success, now, n)),
+                }
+            }
+        });
+        let all = [State::Closed, State::Open, State::HalfOpen];
+        assert!(all.iter().all(|&state| seen[state as usize]), "{trip:?}");
+        assert_eq!(count, 0, "{trip:?}");
+    }
 }

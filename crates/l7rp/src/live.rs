@@ -5,12 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
+use l7rp_core::attempts;
 use l7rp_core::http1::{Limits, encode::Changes};
 use l7rp_core::limit::Slots;
 use l7rp_core::route::{self, Table};
 
 use crate::clock::Clock;
 use crate::config::plan::{self, Plan};
+use crate::limiter::Limiter;
 use crate::observe::event::Events;
 use crate::observe::stats::{ListenerStats, RouteStats};
 use crate::upstream::pool::Pool;
@@ -39,6 +41,10 @@ pub struct Route {
     pub request_changes: Changes,
     /// Fields on the way to the client.
     pub response_changes: Changes,
+    /// What may be tried again.
+    pub retry: Option<attempts::Rules>,
+    /// How often clients may come.
+    pub limiter: Option<Limiter>,
     /// One shard for each worker.
     pub stats: Vec<RouteStats>,
 }
@@ -143,19 +149,20 @@ impl Process {
             })
             .peekable();
         // Routes that answer by themselves need no upstream.
-        let can_answer = pools.peek().is_none() || pools.any(|pool| pool.has_eligible());
+        let can_answer =
+            pools.peek().is_none() || pools.any(|pool| pool.has_eligible(self.clock.now()));
         !self.leaving.load(Ordering::Relaxed) && !self.is_draining() && can_answer
     }
 }
 
 impl Snapshot {
     /// Makes what `plan` needs.
-    pub fn new(plan: Plan, workers: usize, max_open_files: u64) -> Self {
+    pub fn new(plan: Plan, workers: usize, max_open_files: u64, events: &Arc<Events>) -> Self {
         let mut next_id = 0;
         let pools = plan
             .pools
             .iter()
-            .map(|pool| Arc::new(Pool::new(pool, workers, &mut next_id)))
+            .map(|pool| Arc::new(Pool::new(pool, workers, &mut next_id, events)))
             .collect();
         let listeners = plan
             .listeners
@@ -196,9 +203,23 @@ impl Route {
         Self {
             request_changes: changes(&plan.headers.add_request, &plan.headers.remove_request),
             response_changes: changes(&plan.headers.add_response, &plan.headers.remove_response),
+            retry: plan.retry.as_ref().map(retry_rules),
+            limiter: plan.rate_limit.as_ref().map(Limiter::new),
             stats: (0..workers).map(|_| RouteStats::default()).collect(),
             plan: plan.clone(),
         }
+    }
+}
+
+fn retry_rules(plan: &plan::Retry) -> attempts::Rules {
+    attempts::Rules {
+        max_attempts: plan.max_attempts,
+        methods: plan.methods.clone(),
+        retry_on: plan.retry_on.clone(),
+        backoff: plan.backoff,
+        hedge_after: plan.hedge_after,
+        hedge_after_percentile: plan.hedge_after_percentile,
+        hedgeable: plan.hedgeable.clone(),
     }
 }
 

@@ -15,7 +15,8 @@ use crate::live::{Listener, Process, Snapshot};
 use crate::observe::event::{Event, Events};
 use crate::serve::listen::{self, BindError, Bound};
 use crate::serve::run_worker::{self, Phase};
-use crate::upstream::resolve;
+use crate::upstream::pool::Pool;
+use crate::upstream::{probe, resolve};
 
 /// How long the start waits for the first answers about names of upstreams.
 const FIRST_ANSWERS: Duration = Duration::from_secs(1);
@@ -87,7 +88,7 @@ pub fn start(plan: Plan, events: Arc<Events>) -> Result<Running, StartError> {
         .map(|(l, sockets)| (l.name.clone(), real_address(&l.bind, sockets.first())))
         .collect::<Vec<_>>();
     let admin = plan.admin.as_ref().map(|bind| real_address(bind, admin_socket.as_ref()));
-    let snapshot = Snapshot::new(plan, count, max_open_files);
+    let snapshot = Snapshot::new(plan, count, max_open_files, &events);
     let process = Arc::new(Process::new(clock, events, count, snapshot));
     let (phase, phases) = watch::channel(Phase::Serve);
     let (first_answers, answered) = sync_channel(1);
@@ -115,7 +116,7 @@ fn raise_open_files() -> u64 {
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
-/// The thread for everything that is not a request: names, admin endpoints.
+/// The thread for everything that is not a request: names, probes, admin endpoints.
 fn start_control(
     process: &Arc<Process>,
     admin_socket: Option<Bound>,
@@ -128,17 +129,7 @@ fn start_control(
         runtime.block_on(async {
             let (each, mut all) = mpsc::channel::<()>(1);
             for pool in &process.snapshot().pools {
-                for ix in 0..pool.upstreams.len() {
-                    if pool.upstreams[ix].is_named() {
-                        tokio::spawn(resolve::keep_resolved(
-                            pool.clone(),
-                            ix,
-                            process.clock,
-                            process.events.clone(),
-                            each.clone(),
-                        ));
-                    }
-                }
+                keep_current(pool, &process, &each);
             }
             drop(each);
             if let Some(socket) = admin_socket {
@@ -153,6 +144,20 @@ fn start_control(
         // A look-up that hangs must not hold the exit.
         runtime.shutdown_background();
     })
+}
+
+/// Starts what keeps a pool's knowledge of its upstreams current: their addresses and health.
+fn keep_current(pool: &Arc<Pool>, process: &Process, each: &mpsc::Sender<()>) {
+    for (ix, upstream) in pool.upstreams.iter().enumerate() {
+        if upstream.is_named() {
+            let (events, each) = (process.events.clone(), each.clone());
+            let task = resolve::keep_resolved(pool.clone(), ix, process.clock, events, each);
+            tokio::spawn(task);
+        }
+        if pool.plan.active.is_some() {
+            tokio::spawn(probe::keep_probed(pool.clone(), ix, process.clock));
+        }
+    }
 }
 
 type Workers = (Vec<JoinHandle<()>>, mpsc::Receiver<usize>);

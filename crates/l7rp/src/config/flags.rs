@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use super::plan::{
-    Action, Algorithm, Bind, Breaker, Dns, Drain, HashKey, HeaderChanges, HostHeader, HostPattern,
-    Keepalive, Listener, ListenerTimeouts, MessageLimits, Plan, Pool, RetryBudget, Rewrite, Route,
-    Selector, Tracing, Upstream, UpstreamProtocol, UpstreamTls,
+    Action, ActiveHealth, Algorithm, Bind, Breaker, Dns, Drain, HashKey, HeaderChanges, HostHeader,
+    HostPattern, Keepalive, Listener, ListenerTimeouts, MessageLimits, Plan, Pool, RetryBudget,
+    Rewrite, Route, Selector, Tracing, Upstream, UpstreamProtocol, UpstreamTls,
 };
 use super::validate::{bind, upstream_url};
 
@@ -134,9 +134,15 @@ fn pool(upstreams: Vec<Upstream>) -> Pool {
         host_header: HostHeader::Upstream,
         dns: Dns { refresh: secs(30), max_stale: secs(300) },
         tls: UpstreamTls::default(),
-        // `GET /healthz` every 5 s with 1 s timeout begins with active checks: until they
-        // are served, upstreams that nobody probes must count as eligible.
-        active: None,
+        active: Some(ActiveHealth {
+            path: "/healthz".to_owned(),
+            method: "GET".to_owned(),
+            interval: secs(5),
+            timeout: secs(1),
+            healthy_threshold: 1,
+            unhealthy_threshold: 1,
+            expected_status: vec![(200, 299)],
+        }),
         passive: None,
         breaker: Breaker {
             failure_ratio: 0.5,

@@ -26,16 +26,8 @@ const NOT_YET: &[Feature] = &[
     feature("listeners[].proxy_protocol", on, "`proxy_protocol`"),
     feature("upstream_pools[].upstreams[].url", https, "an `https` upstream"),
     feature("upstream_pools[].upstreams[].url", h2c, "an `h2c` upstream"),
-    feature("upstream_pools[].upstreams[].backup", on, "`backup`"),
     feature("upstream_pools[].protocol", http2, "`protocol: http2`"),
     feature("upstream_pools[].upstream_tls", filled, "`upstream_tls`"),
-    feature("upstream_pools[].health.active", given, "`health.active`"),
-    feature("upstream_pools[].health.passive", given, "`health.passive`"),
-    feature("upstream_pools[].circuit_breaker", filled, "`circuit_breaker`"),
-    feature("upstream_pools[].retry_budget", filled, "`retry_budget`"),
-    feature("upstream_pools[].slow_start", nonzero, "`slow_start`"),
-    feature("routes[].middleware[].rate_limit", given, "`rate_limit`"),
-    feature("routes[].middleware[].retry", given, "`retry`"),
     feature("routes[].middleware[].compress", given, "`compress`"),
     feature("tcp_listeners", filled, "`tcp_listeners`"),
     feature("tcp_pools", filled, "`tcp_pools`"),
@@ -111,12 +103,6 @@ fn filled(node: &Node) -> bool {
 
 fn on(node: &Node) -> bool {
     matches!(node.kind, Kind::Bool(true))
-}
-
-/// A number, size or time other than 0.
-fn nonzero(node: &Node) -> bool {
-    let digit = |c: char| ('1'..='9').contains(&c);
-    !matches!(node.kind, Kind::Null) && node.raw.contains(digit)
 }
 
 fn https(node: &Node) -> bool {

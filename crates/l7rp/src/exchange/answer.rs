@@ -47,9 +47,10 @@ pub(super) async fn failure(
         return Done { next: Next::Abort, used: 0 };
     }
     let used = body_in_rest(x);
-    // After a malformed request nobody knows where the next one begins.
-    let keep_alive =
-        x.may_keep_alive() && used.is_some() && !matches!(failure, Failure::BadRequest(_));
+    // After a malformed request nobody knows where the next one begins, and after a fault of
+    // ours what has been read of it.
+    let lost = matches!(failure, Failure::BadRequest(_) | Failure::Internal);
+    let keep_alive = x.may_keep_alive() && used.is_some() && !lost;
     let to_head = x.incoming.head.method == Method::Head;
     let sent = refuse(x.worker, x.listener, client, record, space, failure, keep_alive, to_head);
     let next = match (sent.await, keep_alive) {
@@ -81,8 +82,12 @@ pub async fn refuse(
     let id = String::from_utf8_lossy(record.id.as_bytes());
     let body = format!("{} {}\nrequest id: {id}\n", meaning.status, meaning.text);
     let mut fields = vec![("Proxy-Status", status.as_str())];
-    if failure.retry_after() {
-        fields.push(("Retry-After", "1"));
+    let wait = failure.retry_after().map(|seconds| seconds.to_string());
+    if let Some(wait) = &wait {
+        fields.push(("Retry-After", wait));
+    }
+    if matches!(failure, Failure::RateLimited { .. }) {
+        fields.push(("X-RateLimit-Remaining", "0"));
     }
     if failure == Failure::MethodRefused {
         fields.push(("Allow", "GET, HEAD, POST, PUT, DELETE, OPTIONS, PATCH"));

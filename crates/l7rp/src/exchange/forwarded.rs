@@ -60,6 +60,24 @@ pub fn sender(listener: &Listener, client: &Client, incoming: &Incoming<'_>) -> 
     Sender { trusted: true, named, text: named.map(|ip| ip.to_string().into()) }
 }
 
+/// Whom a rate limit counts a request for: the client, or, if `hops` is not 0, the address that
+/// stands there in `X-Forwarded-For` counted from the right. `None`: a peer without an address.
+pub fn limited_client(
+    incoming: &Incoming<'_>,
+    client: &Client,
+    sender: &Sender,
+    hops: u32,
+) -> Option<IpAddr> {
+    let Some(before) = hops.checked_sub(1) else { return sender.ip(client) };
+    let lines = values(incoming.buf, &incoming.head.fields, Name::XForwardedFor);
+    lines
+        .rev()
+        .flat_map(|line| line.rsplit(|&b| b == b','))
+        .nth(before as usize)
+        .and_then(|item| parse_address(item.trim_ascii()))
+        .or_else(|| sender.ip(client))
+}
+
 /// An address as it stands in `X-Forwarded-For`: bare, in brackets, or with a port.
 fn parse_address(item: &[u8]) -> Option<IpAddr> {
     let item = std::str::from_utf8(item).ok()?;

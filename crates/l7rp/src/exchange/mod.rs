@@ -2,15 +2,21 @@
 //! it is the path of a request, verbs in order.
 
 pub mod answer;
+mod attempt;
 pub mod client;
 mod dispatch;
 mod forwarded;
+mod hedge;
 pub mod record;
 mod relay;
 mod tunnel;
 mod upload;
 
+use std::future::{Future, poll_fn};
 use std::net::IpAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll};
 
 use ipnet::IpNet;
 use l7rp_core::failure::{Failure, Malformed, Scope};
@@ -102,12 +108,26 @@ pub async fn run(
         incoming.arrived,
         exchange.request_id(&sender),
     );
-    let done = match exchange.serve(client, &sender, &mut record, &mut space).await {
+    let served = {
+        let mut serve = pin!(exchange.serve(client, &sender, &mut record, &mut space));
+        poll_fn(|cx| poll_unharmed(serve.as_mut(), cx)).await
+    };
+    let done = match served {
         Ok(done) => done,
         Err(failure) => answer::failure(&exchange, client, &mut record, &mut space, failure).await,
     };
     record.ended = true;
     done
+}
+
+/// Polls what serves a request. A panic in it is a failure of this one alone: it gives back what
+/// it holds as it unwinds, and what it may leave half-done belongs to the exchange, which ends.
+/// It is counted where panics are caught.
+fn poll_unharmed(
+    serve: Pin<&mut impl Future<Output = Result<Done, Failure>>>,
+    cx: &mut Context<'_>,
+) -> Poll<Result<Done, Failure>> {
+    catch_unwind(AssertUnwindSafe(|| serve.poll(cx))).unwrap_or(Poll::Ready(Err(Failure::Internal)))
 }
 
 impl<'a> Exchange<'a> {
@@ -124,6 +144,7 @@ impl<'a> Exchange<'a> {
         let route = self.route()?;
         record.route = Some(route);
         admit_address(route, sender.ip(client))?;
+        self.admit_rate(route, client, sender)?;
         let _process = Slot::take(&self.worker.process.slots, Scope::Process)?;
         let _listener = Slot::take(&self.listener.slots, Scope::Listener)?;
         self.admit_body(route)?;
@@ -189,6 +210,22 @@ impl<'a> Exchange<'a> {
         };
         let found = self.snapshot.table.find(&request).ok_or(Failure::NoRoute)?;
         self.snapshot.routes.get(found).ok_or(Failure::Internal)
+    }
+
+    /// Refuses clients that come too often.
+    fn admit_rate(
+        &self,
+        route: &Route,
+        client: &Client,
+        sender: &forwarded::Sender,
+    ) -> Result<(), Failure> {
+        let Some(limiter) = &route.limiter else { return Ok(()) };
+        let now = self.incoming.arrived;
+        let who = || forwarded::limited_client(&self.incoming, client, sender, limiter.hops);
+        limiter.admit(who, now).map_err(|wait| {
+            route.stats[self.worker.index].rate_limited.up();
+            Failure::RateLimited { wait }
+        })
     }
 
     /// Refuses a body whose announced length is over the limit before any of it is read.

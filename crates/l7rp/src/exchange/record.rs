@@ -4,14 +4,14 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use l7rp_core::failure::{Blame, Failure};
+use l7rp_core::failure::Failure;
 use l7rp_core::http1::request::{Method, Request};
 use l7rp_core::names::Nanos;
 
 use crate::live::{Listener, Route};
 use crate::observe::access_log::Entry;
 use crate::observe::stats::bad_reason_index;
-use crate::upstream::pool::{Pool, Upstream};
+use crate::upstream::pool::{Place, Pool, Upstream};
 use crate::worker::Worker;
 
 /// A request id: received or made, at most 128 octets.
@@ -47,17 +47,6 @@ impl RequestId {
     }
 }
 
-/// A try that is going on or was the last.
-#[derive(Debug)]
-pub struct Try<'a> {
-    /// Which upstream.
-    pub upstream: &'a Upstream,
-    /// When it began.
-    pub began: Nanos,
-    /// On a pooled connection.
-    pub reused: bool,
-}
-
 /// What is remembered of one exchange.
 #[derive(Debug)]
 pub struct Record<'a> {
@@ -76,9 +65,13 @@ pub struct Record<'a> {
     pub pool: Option<&'a Pool>,
     /// Number of tries.
     pub attempts: u32,
-    /// The current try.
-    pub current: Option<Try<'a>>,
-    /// From the first try's beginning to the end of the last.
+    /// Two tries have raced.
+    pub hedged: bool,
+    /// The upstream of the try that counts: the current one, or whose response is used.
+    pub upstream: Option<&'a Upstream>,
+    /// That try has used a pooled connection.
+    pub reused: bool,
+    /// From that try's beginning to its end.
     pub upstream_time: Option<Duration>,
     /// Octets of request body received.
     pub bytes_in: u64,
@@ -112,7 +105,9 @@ impl<'a> Record<'a> {
             route: None,
             pool: None,
             attempts: 0,
-            current: None,
+            hedged: false,
+            upstream: None,
+            reused: false,
             upstream_time: None,
             bytes_in: 0,
             bytes_out: 0,
@@ -122,29 +117,11 @@ impl<'a> Record<'a> {
         }
     }
 
-    /// The current try ended with a whole response of this status.
-    pub fn try_answered(&mut self, status: u16, now: Nanos) {
-        if let Some(current) = &self.current {
-            let counts = &current.upstream.stats[self.worker.index];
-            let took = now.since(current.began);
-            counts.status.up(status);
-            counts.duration.record(took);
-            self.upstream_time = Some(took);
-        }
-    }
-
-    /// The current try failed.
-    pub fn try_failed(&mut self, failure: Failure, now: Nanos) {
-        if let Some(current) = &self.current {
-            let counts = &current.upstream.stats[self.worker.index];
-            let took = now.since(current.began);
-            match failure.meaning().blame {
-                Blame::Upstream => counts.errors.up(),
-                Blame::Client | Blame::Proxy => counts.cancels.up(),
-            }
-            counts.duration.record(took);
-            self.upstream_time = Some(took);
-        }
+    /// A try begins.
+    pub fn begins(&mut self, place: &Place<'a>) {
+        self.attempts += 1;
+        self.upstream = Some(place.upstream());
+        self.reused = false;
     }
 
     fn count(&self, took: Duration, status: u16) {
@@ -188,11 +165,12 @@ impl<'a> Record<'a> {
             bytes_out: self.bytes_out,
             client_ip: &self.client_ip,
             protocol,
-            upstream: self.current.as_ref().map_or("", |t| &t.upstream.plan.url),
+            upstream: self.upstream.map_or("", |u| &u.plan.url),
             pool: self.pool.map_or("", |p| &p.plan.name),
             attempts: self.attempts,
             upstream_time: self.upstream_time,
-            conn_reused: self.current.as_ref().is_some_and(|t| t.reused),
+            hedged: self.hedged,
+            conn_reused: self.reused,
             reason: self.failure.map_or("", |f| f.meaning().reason),
         });
     }

@@ -12,6 +12,7 @@ use l7rp_core::http1::encode::{self, ToClient};
 use l7rp_core::http1::response::Response;
 use l7rp_core::names::Nanos;
 
+use super::attempt::Lap;
 use super::client::{Client, poll_write_from};
 use super::dispatch::Answered;
 use super::record::Record;
@@ -19,7 +20,8 @@ use super::upload::{MAX_TURNS, Upload, Waits};
 use super::{Done, Exchange, Next, Workspace};
 use crate::live::Route;
 use crate::stream::Stream;
-use crate::upstream::pool::Pool;
+use crate::upstream::connection::Connection;
+use crate::upstream::pool::{End, Place, Pool};
 use crate::worker::{Buffers, SMALL, Worker};
 
 /// Octets of a response's trailer section.
@@ -66,7 +68,8 @@ pub async fn run<'a>(
     answered: Answered<'a>,
     deadline: Nanos,
 ) -> Result<Done, Failure> {
-    let Answered { place, mut connection, mut upload, mut buf, head_at, body_at } = answered;
+    let Answered { mut place, lap, mut upload } = answered;
+    let Lap { mut connection, mut buf, head_at, body_at, .. } = lap;
     let response = &*space.response;
     let decode = response.framing == Framing::Chunked && x.incoming.head.is_http10;
     let by_close = decode || response.framing == Framing::UntilClose;
@@ -92,22 +95,18 @@ pub async fn run<'a>(
     if result.is_ok() {
         // Not before: a body that is broken from its beginning can still be answered with 502.
         record.status = response.status;
-        let mut relay =
-            Relay { x, stream: &mut connection.stream, upload: &mut upload, stall, deadline };
+        let (stream, upload, place) = (&mut connection.stream, &mut upload, &mut place);
+        let mut relay = Relay { x, stream, upload, place, stall, deadline };
         result = relay.pump(client, record, space, &mut download).await;
     }
-    let now = x.worker.process.clock.now();
     record.bytes_in = upload.content();
-    drop(place);
     let received = upload.is_received();
-    match result {
-        Ok(()) => record.try_answered(response.status, now),
-        Err(failure) => record.try_failed(failure, now),
-    }
+    let end = result.map_or_else(End::Failed, |()| End::Answered(response.status));
+    record.upstream_time = Some(place.settle(end, x.worker.process.clock.now()));
+    drop(place);
     let reusable = result.is_ok() && upload.is_sent() && response.keep_alive && !download.surplus;
     if reusable {
-        let (keep_for, max) = keep(pool, response, x.worker.process.workers);
-        x.worker.idle.put(connection, now, keep_for, max, x.worker.index);
+        keep(x, pool, response, connection);
     }
     download.give_back(&x.worker.buffers);
     let used = upload.first_len();
@@ -138,22 +137,24 @@ fn stall_limit(response: &Response, buf: &[u8], pool: &Pool) -> Option<Duration>
     (!events).then_some(pool.plan.response_header_timeout)
 }
 
-/// How long an idle connection is kept, and how many of them by this worker.
-fn keep(pool: &Pool, response: &Response, workers: usize) -> (Duration, usize) {
+/// Keeps a connection for the next request, for as long as both sides want.
+pub(super) fn keep(x: &Exchange<'_>, pool: &Pool, response: &Response, connection: Connection) {
+    let worker = x.worker;
     let ours = pool.plan.keepalive.idle_timeout;
     // Leave a second before the upstream closes, or half of the time where that is less.
     let theirs = response.keep_alive_timeout.map_or(ours, |s| {
         let s = Duration::from_secs(u64::from(s));
         s.saturating_sub(Duration::from_secs(1)).max(s / 2)
     });
-    let max = pool.plan.keepalive.max_idle.div_ceil(workers.max(1));
-    (ours.min(theirs), max)
+    let max = pool.plan.keepalive.max_idle.div_ceil(worker.process.workers.max(1));
+    worker.idle.put(connection, worker.process.clock.now(), ours.min(theirs), max, worker.index);
 }
 
 struct Relay<'t, 'a> {
     x: &'t Exchange<'a>,
     stream: &'t mut Stream,
     upload: &'t mut Upload,
+    place: &'t mut Place<'a>,
     stall: Option<Duration>,
     deadline: Nanos,
 }
@@ -167,8 +168,9 @@ impl Relay<'_, '_> {
         space: &Workspace<'_>,
         download: &mut Download,
     ) -> Result<(), Failure> {
-        let Self { x, stream, upload, stall, deadline } = self;
+        let Self { x, stream, upload, place, stall, deadline } = self;
         let worker = x.worker;
+        let mut good_at = place.good_at();
         poll_fn(|cx| {
             let up = upload.poll(cx, worker, client, stream, space.to_upstream, x.incoming.rest);
             if let Poll::Ready(Err(failure)) = up {
@@ -191,6 +193,10 @@ impl Relay<'_, '_> {
                 }
             }
             let (at, failure) = next_deadline(x, upload, download, *stall, *deadline);
+            if good_at < at && client.timer.poll(cx, good_at).is_ready() {
+                place.settle(End::Answered(record.status), worker.process.clock.now());
+                good_at = Nanos::NEVER;
+            }
             client.timer.poll(cx, at).map(|()| Err(failure))
         })
         .await

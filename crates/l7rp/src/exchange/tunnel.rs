@@ -9,6 +9,7 @@ use l7rp_core::failure::{Failure, Malformed};
 use l7rp_core::http1::encode::{self, ToClient};
 use l7rp_core::names::Nanos;
 
+use super::attempt::Lap;
 use super::client::{Client, poll_write_from};
 use super::dispatch::Answered;
 use super::record::Record;
@@ -16,6 +17,7 @@ use super::{Done, Exchange, Next, Workspace};
 use crate::live::Route;
 use crate::observe::stats::RouteStats;
 use crate::stream::Stream;
+use crate::upstream::pool::End;
 use crate::worker::Worker;
 
 /// A side that has ended in order can still be reset, which no reading tells any more. From
@@ -45,7 +47,8 @@ pub(super) async fn run<'a>(
     route: &'a Route,
     answered: Answered<'a>,
 ) -> Result<Done, Failure> {
-    let Answered { place: _place, mut connection, upload, buf, head_at, body_at } = answered;
+    let Answered { mut place, lap, upload } = answered;
+    let Lap { mut connection, buf, head_at, body_at, .. } = lap;
     let worker = x.worker;
     let used = upload.first_len();
     upload.finish(worker, client);
@@ -53,8 +56,9 @@ pub(super) async fn run<'a>(
     // such, it would be a request that nobody has checked.
     if used < x.incoming.rest.len() || !client.ahead.is_empty() || client.stream.has_arrived() {
         worker.buffers.give(buf);
-        record.try_failed(Failure::BadRequest(Malformed::EarlyUpgrade), worker.process.clock.now());
-        return Err(Failure::BadRequest(Malformed::EarlyUpgrade));
+        let failure = Failure::BadRequest(Malformed::EarlyUpgrade);
+        record.upstream_time = Some(place.settle(End::Failed(failure), worker.process.clock.now()));
+        return Err(failure);
     }
     let to = ToClient { is_http10: false, keep_alive: true, request_id: record.id.as_bytes() };
     space.to_client.clear();
@@ -66,7 +70,8 @@ pub(super) async fn run<'a>(
         &route.response_changes,
     );
     let now = worker.process.clock.now();
-    record.try_answered(101, now);
+    // Both have agreed: what follows is theirs. The place is held to its end.
+    record.upstream_time = Some(place.settle(End::Answered(101), now));
     record.status = 101;
     let until = now.plus(x.listener.plan.timeouts.write);
     client.write_all(space.to_client, &[], until).await?;

@@ -1,5 +1,8 @@
 //! The request's way to the upstream: the head, what came with it, and the rest of the body
 //! as it arrives. A slow upstream stops the client, and the reverse.
+//!
+//! What may have to be sent again is kept while it is streamed, up to the route's bound; a
+//! longer body is streamed on and can no longer be sent again.
 
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -34,8 +37,6 @@ pub enum Waits {
 #[derive(Debug)]
 pub struct Upload {
     body: Body,
-    /// The state of `body` after what came with the head, to begin again from.
-    first_body: Body,
     /// Octets of [`Incoming::rest`] that are body, and how many of them are passed on.
     first_len: usize,
     first_pass: usize,
@@ -49,6 +50,10 @@ pub struct Upload {
     buf: Vec<u8>,
     at: usize,
     len: usize,
+    /// Octets of content that are kept in `buf`, to be sent again.
+    keep: u64,
+    /// All that was passed on after the first part is in `buf`.
+    whole: bool,
     waits: Waits,
     /// The upstream takes no more.
     broken: bool,
@@ -57,7 +62,7 @@ pub struct Upload {
 }
 
 impl Upload {
-    /// The upload of this request.
+    /// The upload of this request, of whose body `keep` octets may have to be sent again.
     ///
     /// # Errors
     /// What came of the body is malformed or already too long.
@@ -65,6 +70,7 @@ impl Upload {
         incoming: &Incoming<'_>,
         limits: &MessageLimits,
         max_body: u64,
+        keep: u64,
     ) -> Result<Self, Failure> {
         let mut body = Body::new(incoming.head.framing, limits.max_trailer_bytes);
         let seen = body.scan(incoming.rest).map_err(Failure::BadRequest)?;
@@ -72,8 +78,10 @@ impl Upload {
             return Err(Failure::BodyTooLarge);
         }
         let trailer = body.take_trailer();
+        // One that is known to be too long need not be kept in part.
+        let keep =
+            if body.left().is_some_and(|left| body.content() + left > keep) { 0 } else { keep };
         Ok(Self {
-            first_body: body.clone(),
             body,
             first_len: seen.used,
             first_pass: seen.pass,
@@ -84,6 +92,8 @@ impl Upload {
             at: 0,
             len: trailer.len(),
             buf: trailer,
+            keep,
+            whole: true,
             waits: Waits::Upstream,
             broken: false,
             progress: incoming.arrived,
@@ -92,15 +102,25 @@ impl Upload {
 
     /// Begins again, on another connection. Only while [`Upload::is_replayable`].
     pub fn restart(&mut self, now: Nanos) {
-        self.body = self.first_body.clone();
-        self.sent = 0;
+        (self.sent, self.at) = (0, 0);
         self.waits = Waits::Upstream;
+        self.broken = false;
         self.progress = now;
     }
 
     /// Whether all that was sent can be sent again.
     pub fn is_replayable(&self) -> bool {
-        self.buf.capacity() == 0
+        self.whole
+    }
+
+    /// Whether it is also short enough for the route to try it again.
+    pub fn is_kept(&self) -> bool {
+        self.whole && self.body.content() <= self.keep
+    }
+
+    /// The body as it goes to an upstream, if all of it came with the head.
+    pub fn at_once<'r>(&self, rest: &'r [u8]) -> Option<&'r [u8]> {
+        (self.is_received() && self.buf.is_empty()).then(|| &rest[..self.first_pass])
     }
 
     /// Octets of [`Incoming::rest`] that are body.
@@ -139,6 +159,12 @@ impl Upload {
         self.body.is_done()
     }
 
+    /// Nothing more is to be sent: all of it went out on the connection that counts, or what
+    /// is missing there will not.
+    pub fn ended(&mut self, sent: bool) {
+        (self.waits, self.broken) = (Waits::No, !sent);
+    }
+
     /// Moves what can be moved. Ready when the request is out, or the upstream takes no more
     /// of it; then what it says decides.
     ///
@@ -173,7 +199,7 @@ impl Upload {
                     // It may have answered before it closed.
                     Err(_) => (self.waits, self.broken) = (Waits::No, true),
                 }
-                if !self.is_replayable() {
+                if self.buf.capacity() > 0 {
                     self.progress = worker.process.clock.now();
                 }
                 continue;
@@ -207,23 +233,24 @@ impl Upload {
             let long = self.body.left().is_none_or(|left| left > SMALL as u64);
             self.buf = if long { worker.buffers.large() } else { worker.buffers.small() };
         }
-        self.buf.clear();
-        (self.at, self.len) = (0, 0);
+        // What was written is kept or forgotten.
+        let from = if self.whole && self.body.content() <= self.keep { self.len } else { 0 };
+        self.whole &= from == self.len;
+        self.buf.truncate(from);
+        (self.at, self.len) = (from, from);
         match ready!(client.stream.poll_fill(cx, &mut self.buf)) {
             Ok(n) if n > 0 => {}
             _ => return Poll::Ready(Err(Failure::ClientGone)),
         }
         self.progress = worker.process.clock.now();
-        let seen = self.body.scan(&self.buf).map_err(Failure::BadRequest)?;
+        let seen = self.body.scan(&self.buf[from..]).map_err(Failure::BadRequest)?;
         if self.body.content() > self.max_body {
             return Poll::Ready(Err(Failure::BodyTooLarge));
         }
-        self.len = seen.pass;
+        self.len = from + seen.pass;
         let trailer = self.body.take_trailer();
-        if !trailer.is_empty() {
-            self.len += trailer.len();
-            self.buf.splice(seen.pass..seen.used, trailer);
-        }
+        self.buf.splice(self.len..from + seen.used, trailer.iter().copied());
+        self.len += trailer.len();
         Poll::Ready(Ok(()))
     }
 

@@ -30,6 +30,7 @@ pub struct Entry<'a> {
     pub upstream: &'a str,
     pub pool: &'a str,
     pub attempts: u32,
+    pub hedged: bool,
     pub upstream_time: Option<Duration>,
     pub conn_reused: bool,
     pub reason: &'static str,
@@ -95,14 +96,10 @@ fn write_entry(out: &mut Vec<u8>, level: Level, wall_ms: u64, e: &Entry<'_>) {
     text(out, "upstream", e.upstream.as_bytes());
     text(out, "pool", e.pool.as_bytes());
     number(out, "attempts", u64::from(e.attempts));
-    out.extend_from_slice(b",\"hedged\":false");
+    flag(out, "hedged", e.hedged);
     if let Some(time) = e.upstream_time {
         millis(out, "upstream_ms", time);
-        out.extend_from_slice(if e.conn_reused {
-            b",\"conn_reused\":true"
-        } else {
-            b",\"conn_reused\":false"
-        });
+        flag(out, "conn_reused", e.conn_reused);
     }
     if !e.reason.is_empty() {
         text(out, "reason", e.reason.as_bytes());
@@ -119,6 +116,11 @@ fn key(out: &mut Vec<u8>, name: &str) {
 fn number(out: &mut Vec<u8>, name: &str, value: u64) {
     key(out, name);
     out.extend_from_slice(itoa::Buffer::new().format(value).as_bytes());
+}
+
+fn flag(out: &mut Vec<u8>, name: &str, value: bool) {
+    key(out, name);
+    out.extend_from_slice(if value { b"true" } else { b"false" });
 }
 
 /// Milliseconds with three decimals.
@@ -178,6 +180,7 @@ mod tests {
             upstream: "http://127.0.0.1:9001",
             pool: "backend",
             attempts: 2,
+            hedged: false,
             upstream_time: Some(Duration::from_millis(5)),
             conn_reused: true,
             reason: "upstream_closed",

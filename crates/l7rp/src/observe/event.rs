@@ -73,6 +73,14 @@ pub enum Event {
         to: &'static str,
         why: String,
     },
+    CircuitBreakerChanged {
+        pool: String,
+        upstream: String,
+        from: &'static str,
+        to: &'static str,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        open_ms: Option<u64>,
+    },
     UpstreamError {
         pool: String,
         upstream: String,
@@ -119,6 +127,7 @@ impl Event {
             | Self::ShutdownComplete { .. } => Level::Info,
             Self::UpstreamResolveFailed { .. }
             | Self::UpstreamHealthChanged { .. }
+            | Self::CircuitBreakerChanged { .. }
             | Self::UpstreamError { .. }
             | Self::AcceptFailed { .. }
             | Self::ReloadIgnored { .. }

@@ -8,16 +8,25 @@ use std::sync::atomic::Ordering::Relaxed;
 use l7rp_core::failure::Scope;
 use l7rp_core::http1::request::Method;
 
-use super::stats::{BAD_REASONS, BUCKETS, ByStatus, Count, DurationSum, RouteStats, UpstreamStats};
+use super::stats::{
+    BAD_REASONS, BUCKETS, ByStatus, Count, DurationSum, RouteStats, STATES, UpstreamStats,
+    state_name,
+};
 use crate::live::{Process, Snapshot};
 use crate::upstream::pool::Upstream;
 
 /// All metrics of the process.
 pub fn render(process: &Process) -> String {
     let snapshot = process.snapshot();
+    for pool in &snapshot.pools {
+        // What time alone has let in again is eligible, even if nobody has asked yet.
+        pool.wake(process.clock.now());
+    }
     let mut text = Text(String::with_capacity(16 << 10));
     routes(&mut text, &snapshot);
     tunnels(&mut text, &snapshot);
+    tries(&mut text, &snapshot);
+    breakers(&mut text, &snapshot);
     upstreams(&mut text, &snapshot);
     listeners(&mut text, &snapshot);
     own(&mut text, process);
@@ -124,6 +133,77 @@ fn tunnels(text: &mut Text, snapshot: &Snapshot) {
         let open = sum(|s| &s.tunnels_opened).saturating_sub(ended);
         text.sample(name, &[("route", &route.plan.name)], open);
     }
+}
+
+/// What routes do beyond one try for one request, and what they refuse.
+fn tries(text: &mut Text, snapshot: &Snapshot) {
+    type Of = fn(&RouteStats) -> &Count;
+    let mut family = |name: &str, help: &str, label: Option<&str>, counts: &[(&str, Of)]| {
+        text.family(name, "counter", help);
+        for route in &snapshot.routes {
+            for (value, of) in counts {
+                let count: u64 = route.stats.iter().map(|shard| of(shard).get()).sum();
+                let mut labels = vec![("route", route.plan.name.as_str())];
+                labels.extend(label.map(|label| (label, *value)));
+                text.sample(name, &labels, count);
+            }
+        }
+    };
+    family(
+        "proxy_rate_limited_total",
+        "Requests refused because there were too many.",
+        None,
+        &[("", |s| &s.rate_limited)],
+    );
+    family(
+        "proxy_retry_attempts_total",
+        "Tries after the first, by whether their response went to the client.",
+        Some("outcome"),
+        &[("success", |s| &s.retries_succeeded), ("failure", |s| &s.retries_failed)],
+    );
+    family(
+        "proxy_hedge_fired_total",
+        "Second tries beside a slow first one.",
+        None,
+        &[("", |s| &s.hedges)],
+    );
+    family(
+        "proxy_hedge_winner_total",
+        "Races of two tries, by who has won.",
+        Some("winner"),
+        &[("primary", |s| &s.won_by_primary), ("hedge", |s| &s.won_by_hedge)],
+    );
+    let name = "proxy_retry_budget_exhausted_total";
+    text.family(name, "counter", "Extra tries that the pool's budget did not allow.");
+    for pool in &snapshot.pools {
+        text.sample(name, &[("pool", &pool.plan.name)], pool.budget_exhausted.load(Relaxed));
+    }
+}
+
+fn breakers(text: &mut Text, snapshot: &Snapshot) {
+    let name = "proxy_circuit_breaker_state";
+    text.family(name, "gauge", "0: closed, 1: open, 2: half-open.");
+    each_upstream(snapshot, |labels, upstream, _| {
+        let state = upstream.breaker.state();
+        let place = STATES.iter().position(|s| *s == state).unwrap_or_default();
+        text.sample(name, labels, place);
+    });
+    let name = "proxy_circuit_breaker_transitions_total";
+    text.family(name, "counter", "Changes of a circuit breaker, by what it has changed to.");
+    each_upstream(snapshot, |labels, upstream, _| {
+        for state in STATES {
+            let with = [labels[0], labels[1], ("to", state_name(state))];
+            text.sample(name, &with, upstream.transitions.breaker_count(state));
+        }
+    });
+    let name = "proxy_health_eligibility_transitions_total";
+    text.family(name, "counter", "Changes of an upstream's health, by what to and why.");
+    each_upstream(snapshot, |labels, upstream, _| {
+        for (to, reason, count) in upstream.transitions.health_counts() {
+            let with = [labels[0], labels[1], ("to", to), ("reason", &reason)];
+            text.sample(name, &with, count);
+        }
+    });
 }
 
 /// Calls `each` for every upstream with its labels and whether it is eligible.

@@ -1,7 +1,9 @@
 //! Panics that were caught, by where they happened.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
+
+use crate::sync::lock;
 
 /// Places that are told apart; panics elsewhere are counted as `other`.
 const MAX_PLACES: usize = 64;
@@ -12,16 +14,14 @@ pub struct Panics(Mutex<BTreeMap<String, u64>>);
 
 impl Panics {
     /// Counts one.
-    #[expect(clippy::disallowed_methods, reason = "poison is handled right here")]
     pub fn up(&self, location: &str) {
-        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counts = lock(&self.0);
         let known = counts.contains_key(location) || counts.len() < MAX_PLACES;
         *counts.entry(if known { location } else { "other" }.to_owned()).or_default() += 1;
     }
 
     /// All counts.
-    #[expect(clippy::disallowed_methods, reason = "poison is handled right here")]
     pub fn all(&self) -> BTreeMap<String, u64> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.0).clone()
     }
 }

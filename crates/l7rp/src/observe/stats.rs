@@ -4,12 +4,17 @@
 //! A shard lives with what it counts (a route, an upstream, a listener). When a reload
 //! removes that, its series vanish with it; when a reload keeps it, they go on.
 
-use std::sync::OnceLock;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 use l7rp_core::failure::Scope;
 use l7rp_core::http1::request::Method;
+use l7rp_core::upstream::breaker::State;
+use l7rp_core::window::Percentile;
+
+use crate::sync::lock;
 
 /// A counter that one thread writes and any may read.
 #[derive(Debug, Default)]
@@ -137,6 +142,20 @@ pub struct RouteStats {
     pub tunnels_opened: Count,
     /// Tunnels ended.
     pub tunnels_ended: Count,
+    /// Requests that came too often.
+    pub rate_limited: Count,
+    /// Tries after the first whose response went to the client.
+    pub retries_succeeded: Count,
+    /// Tries after the first that did not help.
+    pub retries_failed: Count,
+    /// Second tries beside the first.
+    pub hedges: Count,
+    /// Races that the first try has won.
+    pub won_by_primary: Count,
+    /// Races that the second try has won.
+    pub won_by_hedge: Count,
+    /// How long upstreams took to answer, for hedging by percentile.
+    pub latency: Percentile,
 }
 
 impl RouteStats {
@@ -170,6 +189,57 @@ pub struct UpstreamStats {
     pub closes: Count,
     /// Connections idle now; only ever written as a whole value.
     pub idle: AtomicU64,
+}
+
+/// How often breaker and health of one upstream have changed. Rare, so it may lock.
+#[derive(Debug, Default)]
+pub struct Transitions {
+    to_closed: AtomicU64,
+    to_open: AtomicU64,
+    to_half_open: AtomicU64,
+    health: Mutex<BTreeMap<(&'static str, String), u64>>,
+}
+
+/// States of a breaker, in the order of the gauge.
+pub const STATES: [State; 3] = [State::Closed, State::Open, State::HalfOpen];
+
+/// The label of a breaker's state.
+pub fn state_name(state: State) -> &'static str {
+    match state {
+        State::Closed => "closed",
+        State::Open => "open",
+        State::HalfOpen => "half_open",
+    }
+}
+
+impl Transitions {
+    fn of(&self, to: State) -> &AtomicU64 {
+        match to {
+            State::Closed => &self.to_closed,
+            State::Open => &self.to_open,
+            State::HalfOpen => &self.to_half_open,
+        }
+    }
+
+    /// The breaker has changed.
+    pub fn breaker(&self, to: State) {
+        self.of(to).fetch_add(1, Relaxed);
+    }
+
+    /// How often the breaker has changed to this.
+    pub fn breaker_count(&self, to: State) -> u64 {
+        self.of(to).load(Relaxed)
+    }
+
+    /// The health has changed, for this reason: one of a fixed list, or a status.
+    pub fn health(&self, to: &'static str, reason: &str) {
+        *lock(&self.health).entry((to, reason.to_owned())).or_default() += 1;
+    }
+
+    /// Every change of health that was seen, with its count.
+    pub fn health_counts(&self) -> Vec<(&'static str, String, u64)> {
+        lock(&self.health).iter().map(|((to, why), n)| (*to, why.clone(), *n)).collect()
+    }
 }
 
 /// One worker's counters of one listener.

@@ -1,7 +1,11 @@
-//! Upstreams, live: pools, connections to them, the addresses behind their names.
+//! Upstreams, live: pools, connections to them, probes, the addresses behind their names.
 
 pub mod connect;
 pub mod connection;
 pub mod idle;
+mod member;
+mod place;
 pub mod pool;
+pub mod probe;
 pub mod resolve;
+mod standing;

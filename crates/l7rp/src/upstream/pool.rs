@@ -1,20 +1,28 @@
 //! A pool of the configuration, live: what all workers share of it.
 
-use std::net::SocketAddr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
 use l7rp_core::failure::{Failure, Scope};
-use l7rp_core::limit::Slots;
+use l7rp_core::limit::{RetryBudget, Slots};
 use l7rp_core::names::Nanos;
 use l7rp_core::pick::{self, Ask, Eligible, Member, Seat, Tried};
+use l7rp_core::upstream::breaker::{Change, Permit, State, Verdict};
+use l7rp_core::upstream::health::Health;
+use l7rp_core::upstream::passive::Fault;
+use l7rp_core::upstream::ramp;
 use l7rp_core::window::HalfLife;
-use tokio::sync::Notify;
 
+pub use super::member::Upstream;
+pub use super::place::{End, Place};
+
+use super::member::probe_patience;
+use super::standing::Standing;
 use crate::config::plan;
-use crate::observe::stats::UpstreamStats;
+use crate::observe::event::{Event, Events};
+use crate::observe::stats::state_name;
+use crate::sync::lock;
 
 /// A pool.
 #[derive(Debug)]
@@ -25,183 +33,340 @@ pub struct Pool {
     pub upstreams: Vec<Arc<Upstream>>,
     /// Requests in progress in the pool.
     pub slots: Slots,
+    /// Extra tries that it may be asked for.
+    pub budget: RetryBudget,
+    /// Extra tries that it was asked for in vain.
+    pub budget_exhausted: AtomicU64,
+    pub(super) probe_patience: Duration,
+    events: Arc<Events>,
     seats: Vec<Arc<Seat>>,
-    eligible: Eligible,
+    /// Who may be chosen: among the first choice, and among those that stand by.
+    primary: Eligible,
+    backup: Eligible,
+    standing: Mutex<Vec<Standing>>,
+    /// When time alone lets somebody in again, in ns: a breaker has been open for long enough.
+    wake_at: AtomicU64,
     selector: pick::Selector,
     half_life: HalfLife,
 }
 
-/// An upstream.
-#[derive(Debug)]
-pub struct Upstream {
-    /// As configured.
-    pub plan: plan::Upstream,
-    /// Unique in the process; the place of its idle connections in each worker.
-    pub id: usize,
-    /// Load and latency.
-    pub seat: Arc<Seat>,
-    /// One shard for each worker.
-    pub stats: Vec<UpstreamStats>,
-    addresses: ArcSwap<Vec<SocketAddr>>,
-    /// Changes with the addresses, so that pooled connections to old ones are dropped.
-    address_generation: AtomicU32,
-    next_address: AtomicUsize,
-    resolved: AtomicBool,
-    /// When the last event about a failure was written, in ns; 0: never.
-    reported: AtomicU64,
-    /// The name should be asked for again before its time.
-    stale: Notify,
-}
-
-/// A place at an upstream, given back when dropped.
-#[derive(Debug)]
-pub struct Place<'a> {
-    upstream: &'a Upstream,
-}
-
-impl Drop for Place<'_> {
-    fn drop(&mut self) {
-        self.upstream.seat.leave();
-    }
-}
-
-impl Upstream {
-    fn new(plan: &plan::Upstream, id: usize, workers: usize) -> Self {
-        let fixed = plan.host.parse().ok().map(|ip| SocketAddr::new(ip, plan.port));
-        Self {
-            plan: plan.clone(),
-            id,
-            seat: Arc::new(Seat::new(plan.max_in_flight)),
-            stats: (0..workers).map(|_| UpstreamStats::default()).collect(),
-            resolved: AtomicBool::new(fixed.is_some()),
-            addresses: ArcSwap::from_pointee(fixed.into_iter().collect()),
-            address_generation: AtomicU32::new(0),
-            next_address: AtomicUsize::new(0),
-            reported: AtomicU64::new(0),
-            stale: Notify::new(),
-        }
-    }
-
-    /// Whether the host is a name that has to be resolved.
-    pub fn is_named(&self) -> bool {
-        self.plan.host.parse::<std::net::IpAddr>().is_err()
-    }
-
-    /// The addresses, beginning with another one each time.
-    pub fn addresses(&self) -> impl Iterator<Item = SocketAddr> + use<> {
-        let all = self.addresses.load_full();
-        let first = if all.len() > 1 { self.next_address.fetch_add(1, Relaxed) } else { 0 };
-        (0..all.len()).map(move |i| all[first.wrapping_add(i) % all.len()])
-    }
-
-    /// The addresses as they are.
-    pub fn current_addresses(&self) -> Arc<Vec<SocketAddr>> {
-        self.addresses.load_full()
-    }
-
-    /// Changes with the addresses.
-    pub fn address_generation(&self) -> u32 {
-        self.address_generation.load(Relaxed)
-    }
-
-    /// Whether an event about a failure may be written now: one a second.
-    pub fn may_report(&self, now: Nanos) -> bool {
-        let last = self.reported.load(Relaxed);
-        (last == 0 || now.since(Nanos(last)) >= Duration::from_secs(1))
-            && self.reported.compare_exchange(last, now.0, Relaxed, Relaxed).is_ok()
-    }
-
-    /// Has the name asked for again soon: an address does not answer.
-    pub fn ask_again(&self) {
-        if self.is_named() {
-            self.stale.notify_one();
-        }
-    }
-
-    /// Waits until somebody wants the name to be asked for again.
-    pub async fn is_stale(&self) {
-        self.stale.notified().await;
-    }
-
-    /// Replaces the addresses.
-    pub fn set_addresses(&self, addresses: Vec<SocketAddr>) {
-        self.addresses.store(Arc::new(addresses));
-        self.address_generation.fetch_add(1, Relaxed);
-    }
+/// Whom a try may go to.
+#[derive(Debug, Clone, Copy)]
+pub struct Wanted<'a> {
+    /// Not to these.
+    pub tried: &'a Tried,
+    /// Hash of what ties the request to an upstream.
+    pub key: u64,
+    /// Only where the breaker is closed: no test of one that has just been open.
+    pub only_closed: bool,
+    /// The worker that asks.
+    pub worker: usize,
 }
 
 impl Pool {
     /// The pool that `plan` describes; ids of its upstreams are drawn from `next_id`.
-    pub fn new(plan: &plan::Pool, workers: usize, next_id: &mut usize) -> Self {
+    pub fn new(
+        plan: &plan::Pool,
+        workers: usize,
+        next_id: &mut usize,
+        events: &Arc<Events>,
+    ) -> Self {
         let upstreams: Vec<_> = plan
             .upstreams
             .iter()
             .map(|u| {
                 *next_id += 1;
-                Arc::new(Upstream::new(u, *next_id, workers))
+                Arc::new(Upstream::new(plan, u, *next_id, workers))
             })
             .collect();
         let members: Vec<_> =
             plan.upstreams.iter().map(|u| Member { id: &u.url, weight: u.weight }).collect();
-        let eligible = Eligible::new(upstreams.len());
-        for (ix, upstream) in upstreams.iter().enumerate() {
-            eligible.set(ix, upstream.resolved.load(Relaxed));
-        }
-        Self {
+        let health = plan.active.as_ref();
+        let health = || health.map(|h| Health::new(h.healthy_threshold, h.unhealthy_threshold));
+        let pool = Self {
             plan: plan.clone(),
             seats: upstreams.iter().map(|u| u.seat.clone()).collect(),
-            upstreams,
             slots: Slots::new(plan.max_in_flight),
-            eligible,
+            budget: RetryBudget::new(plan.retry_budget.ratio, plan.retry_budget.min_per_second),
+            budget_exhausted: AtomicU64::new(0),
+            probe_patience: probe_patience(plan),
+            events: events.clone(),
+            primary: Eligible::new(upstreams.len()),
+            backup: Eligible::new(upstreams.len()),
+            standing: Mutex::new(upstreams.iter().map(|u| Standing::new(u, health())).collect()),
+            wake_at: AtomicU64::new(u64::MAX),
             selector: pick::Selector::new(
                 algorithm(&plan.selector),
                 &members,
                 plan.selector.ewma_half_life,
             ),
             half_life: HalfLife::new(plan.selector.ewma_half_life),
+            upstreams,
+        };
+        for ix in 0..pool.upstreams.len() {
+            pool.refresh(ix);
         }
+        pool
     }
 
-    /// Chooses an upstream and takes a place at it.
+    /// Chooses an upstream and takes a place at it. `draw`: 64 random bits.
+    ///
+    /// Those that stand by are chosen only if no other is eligible, or the request has tried
+    /// every one that is.
     ///
     /// # Errors
-    /// Why there is none: not resolved, none eligible, or all at their limits.
-    pub fn take(
-        &self,
-        tried: &Tried,
-        key: u64,
-        now: Nanos,
-        draw: u64,
-    ) -> Result<(usize, &Arc<Upstream>, Place<'_>), Failure> {
-        let ask = Ask { seats: &self.seats, eligible: &self.eligible, tried, key, now, draw };
-        // Between pick and entry another worker may take the last place of an upstream with
-        // a limit of its own; then it is no longer selectable and the next round knows.
-        for _ in 0..=self.upstreams.len() {
-            let Some((ix, upstream)) =
-                self.selector.pick(&ask).and_then(|ix| Some((ix, self.upstreams.get(ix)?)))
-            else {
-                break;
-            };
-            if upstream.seat.enter() {
-                return Ok((ix, upstream, Place { upstream }));
-            }
+    /// Why there is none: all at their limits, breakers open, not resolved, or none eligible.
+    pub fn take(&self, wanted: Wanted<'_>, now: Nanos, draw: u64) -> Result<Place<'_>, Failure> {
+        self.wake(now);
+        if let Some(place) = self.take_among(&self.primary, wanted, now, draw) {
+            return Ok(place);
         }
-        Err(self.why_none())
+        let all_tried = self.primary.iter().all(|ix| wanted.tried.contains(ix));
+        let stand_by = if all_tried { Some(&self.backup) } else { None };
+        stand_by
+            .and_then(|backup| self.take_among(backup, wanted, now, draw))
+            .ok_or_else(|| self.why_none(now))
     }
 
-    fn why_none(&self) -> Failure {
-        let full = self.eligible.iter().any(|ix| !self.seats[ix].has_room());
-        if full {
-            Failure::Capacity(Scope::Upstream)
-        } else if self.upstreams.iter().any(|u| !u.resolved.load(Relaxed)) {
-            Failure::Unresolved
-        } else {
-            Failure::NoUpstream
+    fn take_among(
+        &self,
+        eligible: &Eligible,
+        wanted: Wanted<'_>,
+        now: Nanos,
+        draw: u64,
+    ) -> Option<Place<'_>> {
+        let ramp = self.plan.slow_start;
+        let mut passed = None;
+        let mut ramping = None;
+        let mut draw = draw;
+        // Each round but the last loses a race for a place or passes one upstream over.
+        for _ in 0..=2 * self.upstreams.len() {
+            let tried = passed.as_ref().unwrap_or(wanted.tried);
+            let ask = Ask { seats: &self.seats, eligible, tried, key: wanted.key, now, draw };
+            let Some(ix) = self.selector.pick(&ask) else { break };
+            let upstream = self.upstreams.get(ix)?;
+            let since = upstream.eligible_since.load(Relaxed);
+            let takes = since == 0 || ramp::accepts(Nanos(since), now, ramp, draw);
+            draw = draw.rotate_left(29).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            let full = || self.seats.get(ix).is_none_or(|seat| !seat.has_room());
+            if !takes {
+                ramping = ramping.or(Some(ix));
+            } else if let Some(place) = self.enter(ix, wanted, now) {
+                return Some(place);
+            } else if full() {
+                // Another worker took its last place; the next round knows.
+                continue;
+            }
+            passed.get_or_insert_with(|| wanted.tried.clone()).insert(ix);
+        }
+        // Better one that still warms up than nobody.
+        self.enter(ramping?, wanted, now)
+    }
+
+    /// Takes one extra try from the budget. False, and counted: there is none left.
+    pub fn may_try_again(&self, now: Nanos) -> bool {
+        let may = self.budget.withdraw(now);
+        if !may {
+            self.budget_exhausted.fetch_add(1, Relaxed);
+        }
+        may
+    }
+
+    /// Takes a place at the upstream at `ix`, if there is one and the breaker agrees.
+    fn enter(&self, ix: usize, wanted: Wanted<'_>, now: Nanos) -> Option<Place<'_>> {
+        let upstream = self.upstreams.get(ix)?;
+        if !upstream.seat.enter() {
+            return None;
+        }
+        let Some(admission) = upstream.breaker.admit(now) else {
+            upstream.seat.leave();
+            self.refresh(ix);
+            return None;
+        };
+        let probe = admission.permit.is_probe();
+        if let Some(change) = admission.change {
+            self.breaker_changed(ix, change);
+        }
+        let place = Place::new(self, ix, upstream, admission.permit, wanted.worker, now);
+        if probe {
+            self.refresh(ix);
+            if wanted.only_closed {
+                place.unused();
+                return None;
+            }
+        }
+        Some(place)
+    }
+
+    fn why_none(&self, now: Nanos) -> Failure {
+        let mut eligible = self.primary.iter().chain(self.backup.iter());
+        if eligible.any(|ix| !self.seats[ix].has_room()) {
+            return Failure::Capacity(Scope::Upstream);
+        }
+        let standing = lock(&self.standing);
+        let well = self.upstreams.iter().zip(standing.iter()).filter(|(_, s)| s.is_well());
+        let soonest = well.filter_map(|(upstream, _)| upstream.breaker.admits_at()).min();
+        match soonest {
+            Some(at) => {
+                let wait = at.since(now).as_secs_f64().ceil().max(1.0);
+                Failure::BreakerOpen { wait: wait as u32 }
+            }
+            None if standing.iter().any(|s| !s.resolved) => Failure::Unresolved,
+            None => Failure::NoUpstream,
+        }
+    }
+
+    /// Lets in whom time lets in.
+    pub fn wake(&self, now: Nanos) {
+        if now.0 < self.wake_at.load(Relaxed) {
+            return;
+        }
+        let standing = lock(&self.standing);
+        let mut wake_at = Nanos::NEVER;
+        for (ix, (upstream, standing)) in self.upstreams.iter().zip(standing.iter()).enumerate() {
+            let admits = upstream.breaker.admits(now);
+            self.set(ix, standing.is_well() && admits);
+            if !admits {
+                wake_at = wake_at.min(upstream.breaker.admits_at().unwrap_or(now));
+            }
+        }
+        self.wake_at.store(wake_at.0, Relaxed);
+    }
+
+    /// Makes the bit of the upstream at `ix` anew.
+    pub(super) fn refresh(&self, ix: usize) {
+        self.refresh_locked(&lock(&self.standing), ix);
+    }
+
+    fn refresh_locked(&self, standing: &[Standing], ix: usize) {
+        let (Some(upstream), Some(standing)) = (self.upstreams.get(ix), standing.get(ix)) else {
+            return;
+        };
+        let later = upstream.breaker.admits_at();
+        self.set(ix, standing.is_well() && later.is_none());
+        if let Some(at) = later {
+            self.wake_at.fetch_min(at.0, Relaxed);
+        }
+    }
+
+    fn set(&self, ix: usize, eligible: bool) {
+        let stands_by = self.plan.upstreams.get(ix).is_some_and(|u| u.backup);
+        let bits = if stands_by { &self.backup } else { &self.primary };
+        bits.set(ix, eligible);
+    }
+
+    /// Whether a response with `status` counts as a failure.
+    pub(super) fn is_failure(&self, status: u16) -> bool {
+        self.plan.breaker.failure_statuses.iter().any(|&(from, to)| (from..=to).contains(&status))
+    }
+
+    /// Judges the try at the upstream at `ix` that holds `permit`.
+    pub(super) fn judge(
+        &self,
+        ix: usize,
+        permit: Permit<'_>,
+        verdict: Verdict,
+        latency: Option<Duration>,
+        now: Nanos,
+    ) {
+        let Some(upstream) = self.upstreams.get(ix) else { return };
+        let probe = permit.is_probe();
+        let change = permit.settle(verdict, now, fastrand::u64(..));
+        if let Some(change) = change {
+            if change.to == State::Closed {
+                upstream.eligible_since.store(now.0, Relaxed);
+            }
+            self.refresh(ix);
+            self.breaker_changed(ix, change);
+        } else if probe {
+            self.refresh(ix);
+        }
+        let passive = upstream.passive.as_ref();
+        let fault = passive.and_then(|p| p.answered(verdict == Verdict::Failure, latency, now));
+        if let Some(fault) = fault {
+            let why = match fault {
+                Fault::Errors => "passive:errors",
+                Fault::Latency => "passive:latency",
+            };
+            self.eject(ix, why);
+        }
+    }
+
+    fn breaker_changed(&self, ix: usize, change: Change) {
+        let Some(upstream) = self.upstreams.get(ix) else { return };
+        upstream.transitions.breaker(change.to);
+        self.events.emit(&Event::CircuitBreakerChanged {
+            pool: self.plan.name.clone(),
+            upstream: upstream.plan.url.clone(),
+            from: state_name(change.from),
+            to: state_name(change.to),
+            open_ms: change.open_for.map(|d| d.as_millis() as u64),
+        });
+    }
+
+    /// Takes the upstream at `ix` out for the way it answers, unless too many are out for that
+    /// already: what makes all of them look bad is rather something they share.
+    fn eject(&self, ix: usize, why: &'static str) {
+        let mut standing = lock(&self.standing);
+        let out = standing.iter().filter(|s| s.ejected).count();
+        if out >= (self.upstreams.len() / 2).max(1) {
+            return;
+        }
+        let Some(one) = standing.get_mut(ix) else { return };
+        if one.health.as_mut().is_some_and(Health::eject) {
+            one.ejected = true;
+            self.refresh_locked(&standing, ix);
+            drop(standing);
+            self.health_changed(ix, false, why.to_owned());
+        }
+    }
+
+    /// Takes in what a probe of the upstream at `ix` has found, and why. True: it should be
+    /// probed again at once, for it is new and has not been judged yet.
+    pub fn probed(&self, ix: usize, good: bool, why: String, now: Nanos) -> bool {
+        let mut standing = lock(&self.standing);
+        let Some(one) = standing.get_mut(ix) else { return false };
+        let Some(health) = one.health.as_mut() else { return false };
+        let change = health.probed(good);
+        let again = health.is_settling();
+        let Some(eligible) = change else { return again };
+        one.ejected = false;
+        if let Some(upstream) = self.upstreams.get(ix).filter(|_| eligible) {
+            upstream.eligible_since.store(now.0, Relaxed);
+            if let Some(passive) = &upstream.passive {
+                passive.reset(now);
+            }
+        }
+        self.refresh_locked(&standing, ix);
+        drop(standing);
+        self.health_changed(ix, eligible, why);
+        again
+    }
+
+    fn health_changed(&self, ix: usize, eligible: bool, why: String) {
+        let Some(upstream) = self.upstreams.get(ix) else { return };
+        let word = |eligible| if eligible { "eligible" } else { "ineligible" };
+        upstream.transitions.health(word(eligible), &why);
+        self.events.emit(&Event::UpstreamHealthChanged {
+            pool: self.plan.name.clone(),
+            upstream: upstream.plan.url.clone(),
+            from: word(!eligible),
+            to: word(eligible),
+            why,
+        });
+    }
+
+    /// Says whether the name of the upstream at `ix` has addresses.
+    pub fn set_resolved(&self, ix: usize, resolved: bool) {
+        let mut standing = lock(&self.standing);
+        if let Some(one) = standing.get_mut(ix) {
+            one.resolved = resolved;
+            self.refresh_locked(&standing, ix);
         }
     }
 
     /// Feeds the latency of `upstream`: from sending a request to the head of its response.
-    pub fn observe_latency(&self, upstream: &Upstream, now: Nanos, latency: Duration) {
+    pub(super) fn observe_latency(&self, upstream: &Upstream, now: Nanos, latency: Duration) {
         upstream.seat.latency.observe(now, latency.as_secs_f64(), self.half_life);
     }
 
@@ -212,20 +377,13 @@ impl Pool {
 
     /// Whether the upstream at `ix` may be chosen.
     pub fn is_eligible(&self, ix: usize) -> bool {
-        self.eligible.get(ix)
+        self.primary.get(ix) || self.backup.get(ix)
     }
 
-    /// Whether any may.
-    pub fn has_eligible(&self) -> bool {
-        self.eligible.count() > 0
-    }
-
-    /// Says whether the name of the upstream at `ix` has addresses. True: that is news.
-    pub fn set_resolved(&self, ix: usize, resolved: bool) -> bool {
-        if let Some(upstream) = self.upstreams.get(ix) {
-            upstream.resolved.store(resolved, Relaxed);
-        }
-        self.eligible.set(ix, resolved)
+    /// Whether any may, now.
+    pub fn has_eligible(&self, now: Nanos) -> bool {
+        self.wake(now);
+        self.primary.count() + self.backup.count() > 0
     }
 }
 

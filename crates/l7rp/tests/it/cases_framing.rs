@@ -136,8 +136,9 @@ fn h1_bodyless_desync() {
         call.send(format!("{head}{STRAY}"));
         Then::Next
     });
-    let proxy =
-        over(&[&origin]).one_worker().pool("keepalive: { max_idle: 1, idle_timeout: 90s }").start();
+    let keys =
+        "keepalive: { max_idle: 1, idle_timeout: 90s }, circuit_breaker: { failure_ratio: 1.0 }";
+    let proxy = over(&[&origin]).one_worker().pool(keys).start();
     let mut client = proxy.client();
     for round in 0..20 {
         for (method, path) in [("GET", "/204"), ("GET", "/304"), ("HEAD", "/head")] {
@@ -227,8 +228,9 @@ fn h1_interim_sequence() {
          HTTP/1.1 102 Processing\r\n\r\nHTTP/1.1 100 Continue\r\nContent-Length: 168\r\n\r\n\
          HTTP/1.1 199 Odd\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok",
     ));
-    let proxy =
-        over(&[&origin]).one_worker().pool("keepalive: { max_idle: 1, idle_timeout: 90s }").start();
+    let keys =
+        "keepalive: { max_idle: 1, idle_timeout: 90s }, circuit_breaker: { failure_ratio: 1.0 }";
+    let proxy = over(&[&origin]).one_worker().pool(keys).start();
     let mut client = proxy.client();
     for path in ["/a", "/b"].repeat(20) {
         client.send(get("a.test", path, ""));
@@ -366,8 +368,9 @@ fn conflicting(call: &mut Call<'_>) -> Then {
 #[test]
 fn h1_upstream_framing_conflict() {
     let origin = Origin::start(conflicting);
-    let proxy =
-        over(&[&origin]).one_worker().pool("keepalive: { max_idle: 1, idle_timeout: 90s }").start();
+    let keys =
+        "keepalive: { max_idle: 1, idle_timeout: 90s }, circuit_breaker: { failure_ratio: 1.0 }";
+    let proxy = over(&[&origin]).one_worker().pool(keys).start();
     let mut client = proxy.client();
     for (path, _, reason) in CONFLICTS.repeat(5) {
         let before = origin.accepted();

@@ -76,6 +76,7 @@ fn limits_shed_slots_return() {
         .upstream(&two.url(), "max_in_flight: 8")
         .listener("max_in_flight: 32, timeouts: { read: 300ms }")
         .pool("max_in_flight: 16, response_header_timeout: 1s")
+        .pool("circuit_breaker: { failure_ratio: 1.0 }")
         .route("tunnel_idle_timeout: 500ms")
         .top("limits: { max_in_flight: 64 }")
         .start();
@@ -342,7 +343,7 @@ fn headers_values_as_sent_but_for_control_characters() {
         );
         Then::Close
     });
-    let proxy = over(&[&origin]).start();
+    let proxy = over(&[&origin]).pool("circuit_breaker: { failure_ratio: 1.0 }").start();
     let controls = (0..0x20).chain([0x7f]).filter(|b| !b"\t\r\n".contains(b));
     for octet in controls {
         let before = origin.requests();

@@ -96,10 +96,10 @@ fn all_that_is_wrong_is_told_with_its_place() {
 
 #[test]
 fn what_cannot_be_served_yet_is_not_ignored() {
-    let yaml = over(&[&Origin::refusing()]).pool("slow_start: 5s").yaml();
+    let yaml = over(&[&Origin::refusing()]).pool("protocol: http2").yaml();
     let (code, errors) = does_not_start(&yaml);
     assert_eq!(code, 2);
-    assert!(errors.contains("slow_start"), "{errors}");
+    assert!(errors.contains("http2"), "{errors}");
 }
 
 #[test]

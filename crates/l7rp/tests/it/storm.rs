@@ -64,6 +64,7 @@ fn nothing_leaks() {
     let proxy = over(&[&a, &gone])
         .upstream(&b.url(), "max_in_flight: 8")
         .listener("max_in_flight: 32, timeouts: { read: 300ms, idle: 2s }")
+        .pool("circuit_breaker: { failure_ratio: 1.0 }")
         .pool("max_in_flight: 16, response_header_timeout: 200ms, keepalive: { idle_timeout: 1s }")
         .top("limits: { max_in_flight: 64 }")
         .start();

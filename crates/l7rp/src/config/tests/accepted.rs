@@ -24,10 +24,10 @@ fn what_cannot_be_served_is_named_with_its_place() {
     assert!(accepted(&served).not_yet.is_empty());
     // An explicit default counts too; a blank section does not.
     let one = |text: &str| accepted(text).not_yet.len();
-    assert_eq!(one(&pool("circuit_breaker: { failure_ratio: 0.5 }")), 1);
-    assert_eq!(one(&pool("circuit_breaker:")), 0);
+    assert_eq!(one(&pool("upstream_tls: { insecure_skip_verify: false }")), 1);
+    assert_eq!(one(&pool("upstream_tls:")), 0);
     assert_eq!(one(&route("tunnel_idle_timeout: 1h")), 0);
-    assert_eq!(one(&route("middleware:\n  - retry:")), 1);
+    assert_eq!(one(&route("middleware:\n  - compress:")), 1);
     assert_eq!(one(&listener("enable_http3: false\nlimits: { min_body_rate: 0 }")), 0);
     assert_eq!(one(&pool("slow_start: 0s\nprotocol: auto")), 0);
 }

@@ -1,5 +1,3 @@
-//! Averages over time.
-
 use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
@@ -58,6 +56,12 @@ impl Ewma {
         Self { value: AtomicU64::new(f64::NAN.to_bits()), stamp: AtomicU64::new(0) }
     }
 
+    /// An average that begins with `value`, as if it had been observed at time zero.
+    #[must_use]
+    pub fn starting_at(value: f64) -> Self {
+        Self { value: AtomicU64::new(value.to_bits()), stamp: AtomicU64::new(0) }
+    }
+
     /// Takes in `value` as seen at `now`; the first one becomes the average.
     ///
     /// The average never leaves the range of what was observed, however many threads call
@@ -65,12 +69,26 @@ impl Ewma {
     /// with the same `now` share one Δt, so the second has no weight; otherwise a burst
     /// would count an interval several times. Values that are not finite are ignored.
     pub fn observe(&self, now: Nanos, value: f64, half_life: HalfLife) {
-        if !value.is_finite() {
-            return;
+        if value.is_finite() {
+            self.observe_at_most(now, value, half_life, 1.0);
         }
+    }
+
+    /// The same with a weight of at most `heaviest` (α is cut off there), and gives the average
+    /// after it. `value` must be finite.
+    ///
+    /// After a long pause α is near 1, and one observation is all that the average knows. That
+    /// is right for an estimate, but not where a decision hangs on it.
+    pub fn observe_at_most(
+        &self,
+        now: Nanos,
+        value: f64,
+        half_life: HalfLife,
+        heaviest: f64,
+    ) -> f64 {
         // Whoever moves the stamp owns the interval up to it.
         let before = Nanos(self.stamp.fetch_max(now.0, Relaxed));
-        let alpha = half_life.lost(now.since(before));
+        let alpha = half_life.lost(now.since(before)).min(heaviest);
         let mut bits = self.value.load(Relaxed);
         loop {
             let old = f64::from_bits(bits);
@@ -80,11 +98,23 @@ impl Ewma {
                 // Rounding could pass the end of the range by one unit in the last place.
                 (old + alpha * (value - old)).clamp(old.min(value), old.max(value))
             };
+            // Most of what is averaged is a long row of equal values; spare the others the write.
+            if new.to_bits() == bits {
+                return new;
+            }
             match self.value.compare_exchange_weak(bits, new.to_bits(), Relaxed, Relaxed) {
-                Ok(_) => return,
+                Ok(_) => return new,
                 Err(seen) => bits = seen,
             }
         }
+    }
+
+    /// Forgets everything before `now`: the average is `value`.
+    ///
+    /// An observation of another thread at the same time may still add its weight.
+    pub fn restart(&self, now: Nanos, value: f64) {
+        self.stamp.fetch_max(now.0, Relaxed);
+        self.value.store(value.to_bits(), Relaxed);
     }
 
     /// The average, shrunk by the time since the last observation; `None`: never observed.
@@ -191,6 +221,27 @@ mod tests {
         ewma.observe(Nanos(SECOND), 1e17, one);
         ewma.observe(Nanos(1_000 * SECOND), 0.1, one);
         assert_eq!(ewma.raw(), Some(0.1), "not 1e17 − 1e17");
+    }
+
+    #[test]
+    fn a_weight_can_be_bounded() {
+        let ten = HalfLife::new(Duration::from_secs(10));
+        let ewma = Ewma::starting_at(0.0);
+        // (seconds, observed, heaviest, average after it)
+        for (at, value, heaviest, want) in [
+            (10, 1.0, 0.25, 0.25),
+            (20, 1.0, 0.25, 0.437_5),
+            (1_000, 0.0, 0.5, 0.218_75),
+            (1_010, 1.0, 1.0, 0.712_594_186_584_810_7), // α = 1 − 1/e
+            (1_020, 1.0, 0.0, 0.712_594_186_584_810_7),
+        ] {
+            let got = ewma.observe_at_most(Nanos(at * SECOND), value, ten, heaviest);
+            assert!(near(got, want), "at {at} s: {got} is not {want}");
+            assert_eq!(ewma.raw(), Some(got));
+        }
+        ewma.restart(Nanos(1_025 * SECOND), 0.0);
+        let got = ewma.observe_at_most(Nanos(1_030 * SECOND), 1.0, ten, 1.0);
+        assert!(near(got, -(-0.5f64).exp_m1()), "the interval begins at the restart: {got}");
     }
 
     #[test]

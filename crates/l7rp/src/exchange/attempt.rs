@@ -1,0 +1,420 @@
+//! One try: a connection to one upstream, the request on its way, and the head of a response.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use l7rp_core::attempts::Plan;
+use l7rp_core::failure::{Blame, Failure, Malformed};
+use l7rp_core::head::{self, Name};
+use l7rp_core::http1::Limits;
+use l7rp_core::http1::encode::{self, Forwarding, values};
+use l7rp_core::http1::request::Method;
+use l7rp_core::http1::response::{Response, parse_response};
+use l7rp_core::names::Nanos;
+
+use super::client::Client;
+use super::forwarded::Sender;
+use super::record::RequestId;
+use super::upload::{Upload, Waits};
+use super::{Exchange, Workspace};
+use crate::config::plan::HostHeader;
+use crate::live::Route;
+use crate::observe::event::Event;
+use crate::stream::Stream;
+use crate::upstream::connect::connect;
+use crate::upstream::connection::Connection;
+use crate::upstream::pool::{Place, Pool, Upstream};
+
+/// Interim responses that are passed on for one request; more are an attack.
+pub(super) const MAX_INTERIM: u32 = 32;
+/// Octets of a response head.
+pub(super) const MAX_RESPONSE_HEAD: Limits =
+    Limits { max_head: 64 << 10, max_fields: 256, max_target: 0 };
+
+/// A connection on which the head of a response has come.
+#[derive(Debug)]
+pub struct Lap {
+    /// The connection.
+    pub connection: Connection,
+    /// It had served before.
+    pub reused: bool,
+    /// The response's status.
+    pub status: u16,
+    /// What was read from the upstream; the head is at `head_at`, the body after it.
+    pub buf: Vec<u8>,
+    /// Where the response's head begins.
+    pub head_at: usize,
+    /// Where its body begins.
+    pub body_at: usize,
+}
+
+/// Why a try gave none.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fault {
+    pub(super) failure: Failure,
+    /// The connection had served before and not an octet came: the upstream has most likely
+    /// closed it while it was idle, and is not to blame.
+    pub(super) stale: bool,
+    pub(super) reused: bool,
+}
+
+impl From<Failure> for Fault {
+    fn from(failure: Failure) -> Self {
+        Self { failure, stale: false, reused: false }
+    }
+}
+
+/// What every try of one request has in common.
+pub(super) struct Attempt<'t, 's, 'a> {
+    pub(super) x: &'t Exchange<'a>,
+    pub(super) client: &'t mut Client,
+    pub(super) sender: &'t Sender,
+    pub(super) space: &'t mut Workspace<'s>,
+    pub(super) route: &'a Route,
+    pub(super) pool: &'a Pool,
+    pub(super) id: RequestId,
+    pub(super) deadline: Nanos,
+    /// The client was told something that cannot be taken back: an interim response other
+    /// than 100 and 103.
+    pub(super) told: bool,
+}
+
+impl Attempt<'_, '_, '_> {
+    /// Sends the request to the upstream of `place` and waits for the head of a response, which
+    /// is then in the workspace.
+    pub(super) async fn run(
+        &mut self,
+        place: &mut Place<'_>,
+        upload: &mut Upload,
+        plan: &Plan<'_>,
+    ) -> Result<Lap, Fault> {
+        let worker = self.x.worker;
+        let upstream = place.upstream();
+        let mut may_reuse = true;
+        loop {
+            let (mut connection, reused) =
+                open(self.x, self.pool, upstream, self.deadline, may_reuse).await?;
+            let began = worker.process.clock.now();
+            upload.restart(began);
+            self.write_head(upstream);
+            let mut buf = Vec::new();
+            let mut words = String::new();
+            let result =
+                self.await_head(&mut connection.stream, upload, &mut buf, &mut words).await;
+            let now = worker.process.clock.now();
+            let took = now.since(began);
+            match result {
+                Ok((head_at, body_at)) => {
+                    place.head_came(took, now);
+                    self.learn(took, now);
+                    let status = self.space.response.status;
+                    return Ok(Lap { connection, reused, status, buf, head_at, body_at });
+                }
+                Err(failure) => {
+                    let stale = reused && buf.is_empty() && failure == Failure::UpstreamClosed;
+                    worker.buffers.give(buf);
+                    if failure == Failure::ResponseTimeout {
+                        place.waited(took, now);
+                        self.learn(took, now);
+                    }
+                    if !stale || !plan.repeats_stale(failure, upload.is_replayable()) {
+                        report(self.x, self.pool, upstream, failure, &words);
+                        return Err(Fault { failure, stale, reused });
+                    }
+                    may_reuse = false;
+                }
+            }
+        }
+    }
+
+    /// Lets the route know how long an upstream has taken, if it hedges by that.
+    pub(super) fn learn(&self, took: Duration, now: Nanos) {
+        if self.route.retry.as_ref().is_some_and(|rules| rules.hedge_after_percentile > 0.0) {
+            self.route.stats[self.x.worker.index].latency.observe(took, now);
+        }
+    }
+
+    fn write_head(&mut self, upstream: &Upstream) {
+        let client = self.sender.client(self.client);
+        let from = Origin { peer: &self.client.peer_text, client, sender: self.sender };
+        let out = &mut *self.space.to_upstream;
+        write_head(out, self.x, self.pool, self.route, upstream, from, &self.id);
+    }
+
+    /// Sends while it waits, passes interim responses on, and gives where the final head and
+    /// the body after it begin in `buf`.
+    async fn await_head(
+        &mut self,
+        stream: &mut Stream,
+        upload: &mut Upload,
+        buf: &mut Vec<u8>,
+        words: &mut String,
+    ) -> Result<(usize, usize), Failure> {
+        let to_head = self.x.incoming.head.method == Method::Head;
+        let (mut at, mut looked_at) = (0, 0);
+        let mut interim = 0;
+        loop {
+            // Only the end of a line can change what is known of a head, so that one in many
+            // pieces costs no more than one look a line.
+            let news = looked_at == at || memchr::memchr(b'\n', &buf[looked_at..]).is_some();
+            if !news && buf.len() - at < MAX_RESPONSE_HEAD.max_head {
+                looked_at = buf.len();
+                self.read_more(stream, upload, buf, interim > 0).await?;
+                continue;
+            }
+            looked_at = buf.len();
+            let parsed =
+                parse_response(&buf[at..], self.space.response, to_head, MAX_RESPONSE_HEAD)
+                    .inspect_err(|f| *words = describe(self.space.response, *f, &buf[at..]))?;
+            match (parsed, self.space.response.status) {
+                (Some(len), 200..) => return Ok((at, at + len)),
+                (Some(len), 101) if self.accepts_offer(&buf[at..]) => return Ok((at, at + len)),
+                (Some(len), status) => {
+                    interim += 1;
+                    if status == 101 || interim > MAX_INTERIM {
+                        return Err(Failure::BadResponse(Malformed::Interim));
+                    }
+                    self.pass_interim(&buf[at..at + len]).await?;
+                    at += len;
+                    looked_at = at;
+                }
+                (None, _) => self.read_more(stream, upload, buf, interim > 0).await?,
+            }
+        }
+    }
+
+    /// Whether a 101 goes on with a protocol that the client has offered.
+    fn accepts_offer(&self, response: &[u8]) -> bool {
+        let incoming = &self.x.incoming;
+        let offer = incoming.head.upgrade.of(incoming.buf);
+        let mut chosen = values(response, &self.space.response.fields, Name::Upgrade);
+        matches!((chosen.next(), chosen.next()), (Some(protocol), None)
+            if !protocol.is_empty() && head::list_has(offer, protocol))
+    }
+
+    async fn pass_interim(&mut self, head: &[u8]) -> Result<(), Failure> {
+        // Neither promises anything that another response could not keep.
+        self.told |= !matches!(self.space.response.status, 100 | 103);
+        if self.x.incoming.head.is_http10 {
+            return Ok(());
+        }
+        let out = &mut *self.space.to_client;
+        out.clear();
+        encode::interim(out, head, self.space.response);
+        let write = self.x.listener.plan.timeouts.write;
+        let until = self.x.worker.process.clock.now().plus(write);
+        self.client.write_all(out, &[], until).await
+    }
+
+    /// Waits for octets from the upstream; meanwhile the request goes out and the client is
+    /// watched.
+    async fn read_more(
+        &mut self,
+        stream: &mut Stream,
+        upload: &mut Upload,
+        buf: &mut Vec<u8>,
+        was_told: bool,
+    ) -> Result<(), Failure> {
+        let Self { x, client, space, pool, deadline, .. } = self;
+        let worker = x.worker;
+        poll_fn(|cx| {
+            let up = upload.poll(cx, worker, client, stream, space.to_upstream, x.incoming.rest);
+            if let Poll::Ready(Err(failure)) = up {
+                return Poll::Ready(Err(failure));
+            }
+            if let Poll::Ready(result) = poll_response(cx, x, stream, buf) {
+                return Poll::Ready(result);
+            }
+            if up.is_ready()
+                && let Poll::Ready(failure) = client.poll_watch(cx, &worker.buffers)
+            {
+                return Poll::Ready(Err(failure));
+            }
+            let (at, failure) = next_deadline(x, pool, upload, was_told, *deadline);
+            client.timer.poll(cx, at).map(|()| Err(failure))
+        })
+        .await
+    }
+}
+
+fn poll_response(
+    cx: &mut Context<'_>,
+    x: &Exchange<'_>,
+    stream: &mut Stream,
+    buf: &mut Vec<u8>,
+) -> Poll<Result<(), Failure>> {
+    // No buffer is held while nothing has come.
+    if buf.capacity() == 0 {
+        match stream.poll_readable(cx) {
+            Poll::Ready(Ok(())) => *buf = x.worker.buffers.small(),
+            Poll::Ready(Err(_)) => return Poll::Ready(Err(Failure::UpstreamClosed)),
+            Poll::Pending => return Poll::Pending,
+        }
+    }
+    match stream.poll_fill(cx, buf) {
+        Poll::Ready(Ok(n)) if n > 0 => Poll::Ready(Ok(())),
+        Poll::Ready(_) => Poll::Ready(Err(Failure::UpstreamClosed)),
+        Poll::Pending => Poll::Pending,
+    }
+}
+
+/// A pooled connection, or else a new one; whether it is pooled.
+pub(super) async fn open(
+    x: &Exchange<'_>,
+    pool: &Pool,
+    upstream: &Arc<Upstream>,
+    deadline: Nanos,
+    may_reuse: bool,
+) -> Result<(Connection, bool), Failure> {
+    let worker = x.worker;
+    let now = worker.process.clock.now();
+    if may_reuse {
+        let only_fresh = !x.incoming.head.method.is_idempotent();
+        if let Some(pooled) = worker.idle.take(upstream, now, only_fresh, worker.index) {
+            return Ok((pooled, true));
+        }
+    }
+    let left = deadline.since(now);
+    let limit = pool.plan.connect_timeout.min(left);
+    match connect(upstream, limit).await {
+        Ok(stream) => Ok((Connection::new(stream, upstream, worker.index), false)),
+        Err((Failure::ConnectTimeout, _)) if limit == left => Err(Failure::TotalTimeout),
+        Err((failure, words)) => {
+            upstream.ask_again();
+            report(x, pool, upstream, failure, &words);
+            Err(failure)
+        }
+    }
+}
+
+/// Who sent a request, in the forms that an upstream is told.
+#[derive(Clone, Copy)]
+pub(super) struct Origin<'t> {
+    pub(super) peer: &'t str,
+    pub(super) client: &'t str,
+    pub(super) sender: &'t Sender,
+}
+
+/// Writes the request's head as `upstream` gets it.
+pub(super) fn write_head(
+    out: &mut Vec<u8>,
+    x: &Exchange<'_>,
+    pool: &Pool,
+    route: &Route,
+    upstream: &Upstream,
+    from: Origin<'_>,
+    id: &RequestId,
+) {
+    let incoming = &x.incoming;
+    let (buf, head) = (incoming.buf, incoming.head);
+    let host = match &pool.plan.host_header {
+        // HTTP/1.0 may come without a Host; the upstream must not.
+        HostHeader::Preserve if !head.host.of(buf).is_empty() => head.host.of(buf),
+        HostHeader::Preserve | HostHeader::Upstream => upstream.plan.authority.as_bytes(),
+        HostHeader::Literal(host) => host.as_bytes(),
+    };
+    let target = rewritten(route, incoming.target());
+    let parts = [upstream.plan.base_path.as_bytes(), target.0, target.1, target.2];
+    // `*` has no path to put anything in front of.
+    let parts = if incoming.target() == b"*" { &[&b"*"[..]][..] } else { &parts };
+    let forwarding = Forwarding {
+        peer: from.peer,
+        client: from.client,
+        proto: "http",
+        peer_is_trusted: from.sender.is_trusted(),
+        request_id: id.as_bytes(),
+    };
+    out.clear();
+    encode::request(out, buf, head, parts, host, &forwarding, &route.request_changes);
+}
+
+/// Writes an event, unless one about this upstream was written within the last second.
+pub(super) fn report(
+    x: &Exchange<'_>,
+    pool: &Pool,
+    upstream: &Upstream,
+    failure: Failure,
+    words: &str,
+) {
+    let process = &x.worker.process;
+    let by_us = failure == Failure::LocalShortage;
+    let about = failure.meaning().blame == Blame::Upstream || by_us;
+    if about && upstream.may_report(process.clock.now()) {
+        process.events.emit(&Event::UpstreamError {
+            pool: pool.plan.name.clone(),
+            upstream: upstream.plan.url.clone(),
+            reason: failure.meaning().reason,
+            error: if words.is_empty() { failure.meaning().text } else { words }.to_owned(),
+            note: "further ones within a second are not written; the access log has all",
+        });
+    }
+}
+
+/// What was wrong with a response's head, for the event: the fields that contradict one
+/// another, or the limit.
+fn describe(response: &Response, failure: Failure, head: &[u8]) -> String {
+    let Limits { max_head, max_fields, .. } = MAX_RESPONSE_HEAD;
+    match failure {
+        Failure::ResponseHeadTooLarge => {
+            format!("the response's head is over {max_head} octets or {max_fields} fields")
+        }
+        Failure::BadResponse(
+            Malformed::ContentLength | Malformed::TransferEncoding | Malformed::LengthAndChunked,
+        ) => {
+            let framing =
+                |f: &&head::Field| matches!(f.id, Name::ContentLength | Name::TransferEncoding);
+            let fields = response.fields.iter().filter(framing).take(4);
+            let words: Vec<_> = fields
+                .map(|f| {
+                    let value = f.value.of(head);
+                    let value = &value[..value.len().min(64)];
+                    format!("{}: {}", f.name.of(head).escape_ascii(), value.escape_ascii())
+                })
+                .collect();
+            format!("{}: {}", failure.meaning().reason, words.join(", "))
+        }
+        _ => failure.meaning().reason.to_owned(),
+    }
+}
+
+/// The next deadline before the response's head, and what it means to miss it. `was_told`: an
+/// interim response has been passed on.
+fn next_deadline(
+    x: &Exchange<'_>,
+    pool: &Pool,
+    upload: &Upload,
+    was_told: bool,
+    total: Nanos,
+) -> (Nanos, Failure) {
+    // A client that asked whether to send waits for the upstream's word, not we for its body.
+    let asked = x.incoming.head.expects_continue && !was_told && upload.content() == 0;
+    match upload.waits() {
+        Waits::Client if !asked => {
+            let (at, failure) = upload.client_deadline(x.listener.plan.timeouts.read);
+            (at.min(total), failure)
+        }
+        _ => {
+            let at = upload.progress.plus(pool.plan.response_header_timeout);
+            if total <= at {
+                (total, Failure::TotalTimeout)
+            } else {
+                (at, Failure::ResponseTimeout)
+            }
+        }
+    }
+}
+
+/// The target after the route's rewrite, as parts to be put together.
+fn rewritten<'a>(route: &'a Route, target: &'a [u8]) -> (&'a [u8], &'a [u8], &'a [u8]) {
+    let rewrite = &route.plan.rewrite;
+    let strip = rewrite.strip_prefix.as_deref().unwrap_or_default().trim_end_matches('/');
+    let add = rewrite.add_prefix.as_deref().unwrap_or_default().trim_end_matches('/');
+    let stripped = match target.strip_prefix(strip.as_bytes()) {
+        Some(rest) if rest.is_empty() || rest.starts_with(b"/") || rest.starts_with(b"?") => rest,
+        _ => target,
+    };
+    let slash: &[u8] = if stripped.starts_with(b"/") { b"" } else { b"/" };
+    (add.as_bytes(), slash, stripped)
+}

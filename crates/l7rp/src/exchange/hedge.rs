@@ -1,0 +1,338 @@
+//! A race of two tries: when the first is slow, a second begins at another upstream (Dean and
+//! Barroso, "The Tail at Scale", CACM 2013). A good response wins at once; anything else waits
+//! for the other. The loser is given up, and nothing is held against it.
+
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
+use std::rc::Rc;
+use std::task::Poll;
+
+use l7rp_core::attempts::Plan;
+use l7rp_core::failure::{Again, Failure, Malformed};
+use l7rp_core::http1::request::Method;
+use l7rp_core::http1::response::{Response, parse_response};
+use l7rp_core::names::Nanos;
+use l7rp_core::pick::Tried;
+
+use super::Exchange;
+use super::attempt::{
+    Attempt, Fault, Lap, MAX_INTERIM, MAX_RESPONSE_HEAD, Origin, open, report, write_head,
+};
+use super::client::poll_write_from;
+use super::forwarded::Sender;
+use super::record::{Record, RequestId};
+use super::upload::Upload;
+use crate::live::Route;
+use crate::upstream::connection::Connection;
+use crate::upstream::pool::{End, Place, Pool, Wanted};
+
+/// What came of a try.
+type Ended = Result<Lap, Fault>;
+
+/// Runs the first try at `place` and, if it has given nothing at `hedge_at`, a second beside
+/// it. Gives what the client is to have or what is to be judged; the response's head is in the
+/// workspace.
+#[expect(
+    clippy::too_many_arguments,
+    reason = "one caller; a struct for it would hide what is used"
+)]
+pub(super) async fn race<'a>(
+    attempt: &mut Attempt<'_, '_, 'a>,
+    record: &mut Record<'a>,
+    mut place: Place<'a>,
+    upload: &mut Upload,
+    plan: &Plan<'a>,
+    hedge_at: Nanos,
+    key: u64,
+    tried: &mut Tried,
+) -> (Place<'a>, Ended) {
+    let second = Second::new(attempt, upload, key);
+    let x = attempt.x;
+    let clock = x.worker.process.clock;
+    let ended = {
+        let mut first = pin!(attempt.run(&mut place, upload, plan));
+        match alone_until(first.as_mut(), clock.instant(hedge_at)).await {
+            Some(ended) => Finish::First(ended),
+            None => match second.place(tried) {
+                None => Finish::First(first.await),
+                Some(other) => {
+                    record.attempts += 1;
+                    record.hedged = true;
+                    second.stats().hedges.up();
+                    second.run(first, other).await
+                }
+            },
+        }
+    };
+    let now = clock.now();
+    let waited = now.since(place.began());
+    match ended {
+        Finish::First(ended) => (place, ended),
+        Finish::Second(won) => {
+            let Won { lap, response, place: other, first } = *won;
+            attempt.learn(waited, now);
+            match first {
+                None => place.waited(waited, now),
+                Some(Ok(lap)) => {
+                    place.settle(End::Answered(lap.status), now);
+                    x.worker.buffers.give(lap.buf);
+                }
+                Some(Err(fault)) => {
+                    place.settle(fault.end(), now);
+                }
+            }
+            // What the first had not sent yet must not go out on the second's connection.
+            upload.ended(true);
+            *attempt.space.response = response;
+            record.upstream = Some(other.upstream());
+            (other, Ok(lap))
+        }
+    }
+}
+
+/// Waits for `first`, but not longer than until `then`.
+async fn alone_until(
+    mut first: Pin<&mut impl Future<Output = Ended>>,
+    then: tokio::time::Instant,
+) -> Option<Ended> {
+    let mut company = pin!(tokio::time::sleep_until(then));
+    poll_fn(|cx| match first.as_mut().poll(cx) {
+        Poll::Ready(ended) => Poll::Ready(Some(ended)),
+        Poll::Pending => company.as_mut().poll(cx).map(|()| None),
+    })
+    .await
+}
+
+/// How a race ended: whose result counts.
+enum Finish<'a> {
+    First(Ended),
+    Second(Box<Won<'a>>),
+}
+
+/// The second's result, and what had come of the first until then.
+struct Won<'a> {
+    lap: Lap,
+    response: Response,
+    place: Place<'a>,
+    first: Option<Ended>,
+}
+
+/// What a second try needs.
+struct Second<'t, 'a> {
+    x: &'t Exchange<'a>,
+    pool: &'a Pool,
+    route: &'a Route,
+    sender: &'t Sender,
+    peer: Rc<str>,
+    client: Rc<str>,
+    id: RequestId,
+    deadline: Nanos,
+    key: u64,
+    body: &'a [u8],
+}
+
+impl<'t, 'a> Second<'t, 'a> {
+    fn new(attempt: &Attempt<'t, '_, 'a>, upload: &Upload, key: u64) -> Self {
+        let Attempt { x, pool, route, sender, id, deadline, .. } = attempt;
+        Self {
+            x,
+            pool,
+            route,
+            sender,
+            peer: attempt.client.peer_text.clone(),
+            client: sender.client(attempt.client).clone(),
+            id: *id,
+            deadline: *deadline,
+            key,
+            body: upload.at_once(x.incoming.rest).unwrap_or_default(),
+        }
+    }
+
+    fn stats(&self) -> &'a crate::observe::stats::RouteStats {
+        &self.route.stats[self.x.worker.index]
+    }
+
+    /// A place at another upstream that is in good order, if there is one and the budget
+    /// allows it.
+    fn place(&self, tried: &mut Tried) -> Option<Place<'a>> {
+        let worker = self.x.worker;
+        let now = worker.process.clock.now();
+        let wanted = Wanted { tried, key: self.key, only_closed: true, worker: worker.index };
+        let place = self.pool.take(wanted, now, fastrand::u64(..)).ok()?;
+        if !self.pool.may_try_again(now) {
+            place.unused();
+            return None;
+        }
+        tried.insert(place.ix());
+        Some(place)
+    }
+
+    /// Runs both to the end of the race.
+    async fn run(
+        &self,
+        mut first: Pin<&mut impl Future<Output = Ended>>,
+        mut place: Place<'a>,
+    ) -> Finish<'a> {
+        let clock = self.x.worker.process.clock;
+        let limit = self.pool.plan.connect_timeout + self.pool.plan.response_header_timeout;
+        let until = clock.now().plus(limit).min(self.deadline);
+        let mut first_ended = None;
+        let mut second_ended = None;
+        {
+            let mut second = pin!(self.exchange(&mut place));
+            let mut late = pin!(tokio::time::sleep_until(clock.instant(until)));
+            poll_fn(|cx| {
+                if first_ended.is_none()
+                    && let Poll::Ready(ended) = first.as_mut().poll(cx)
+                {
+                    let over = self.is_over(&ended);
+                    first_ended = Some(ended);
+                    if over {
+                        return Poll::Ready(());
+                    }
+                }
+                if second_ended.is_none() {
+                    if let Poll::Ready(ended) = second.as_mut().poll(cx) {
+                        let wins = ended.as_ref().is_ok_and(|(lap, _)| self.wins(lap.status));
+                        second_ended = Some(ended);
+                        if wins {
+                            return Poll::Ready(());
+                        }
+                    } else if late.as_mut().poll(cx).is_ready() {
+                        second_ended = Some(Err(Failure::ResponseTimeout.into()));
+                    }
+                }
+                if first_ended.is_some() && second_ended.is_some() {
+                    return Poll::Ready(());
+                }
+                Poll::Pending
+            })
+            .await;
+        }
+        self.finish(first_ended, second_ended, place)
+    }
+
+    fn wins(&self, status: u16) -> bool {
+        self.route.retry.as_ref().is_none_or(|rules| rules.wins(status))
+    }
+
+    /// Whether nothing that the second can bring would be better.
+    fn is_over(&self, first: &Ended) -> bool {
+        match first {
+            Ok(lap) => self.wins(lap.status),
+            Err(fault) => fault.failure.meaning().again == Again::No,
+        }
+    }
+
+    /// Decides, and settles the second where the first counts.
+    fn finish(
+        &self,
+        first: Option<Ended>,
+        second: Option<Result<(Lap, Response), Fault>>,
+        mut place: Place<'a>,
+    ) -> Finish<'a> {
+        let now = self.x.worker.process.clock.now();
+        let over = first.as_ref().is_some_and(|first| self.is_over(first));
+        match (first, second) {
+            // It is good, or neither is, and then a response is better than none, and the
+            // first one's better than the second's.
+            (first, Some(Ok((lap, response))))
+                if !over && (self.wins(lap.status) || !matches!(first, Some(Ok(_)))) =>
+            {
+                if self.wins(lap.status) {
+                    self.stats().won_by_hedge.up();
+                }
+                Finish::Second(Box::new(Won { lap, response, place, first }))
+            }
+            (Some(first), second) => {
+                match second {
+                    None => place.waited(now.since(place.began()), now),
+                    Some(Ok((lap, _))) => {
+                        place.settle(End::Answered(lap.status), now);
+                    }
+                    Some(Err(fault)) => {
+                        place.settle(fault.end(), now);
+                    }
+                }
+                if first.as_ref().is_ok_and(|lap| self.wins(lap.status)) {
+                    self.stats().won_by_primary.up();
+                }
+                Finish::First(first)
+            }
+            // The race does not end before one has.
+            (None, _) => Finish::First(Err(Failure::Internal.into())),
+        }
+    }
+
+    /// The second try: a connection, the request, the head of a response.
+    async fn exchange(&self, place: &mut Place<'_>) -> Result<(Lap, Response), Fault> {
+        let worker = self.x.worker;
+        let clock = worker.process.clock;
+        let upstream = place.upstream();
+        let mut head = Vec::new();
+        let from = Origin { peer: &self.peer, client: &self.client, sender: self.sender };
+        write_head(&mut head, self.x, self.pool, self.route, upstream, from, &self.id);
+        let mut may_reuse = true;
+        loop {
+            let (mut connection, reused) =
+                open(self.x, self.pool, upstream, self.deadline, may_reuse).await?;
+            let began = clock.now();
+            let mut buf = worker.buffers.small();
+            match self.ask(&mut connection, &head, &mut buf).await {
+                Ok((response, head_at, body_at)) => {
+                    let now = clock.now();
+                    place.head_came(now.since(began), now);
+                    let status = response.status;
+                    let lap = Lap { connection, reused, status, buf, head_at, body_at };
+                    return Ok((lap, response));
+                }
+                Err(failure) => {
+                    let stale = reused && buf.is_empty() && failure == Failure::UpstreamClosed;
+                    worker.buffers.give(buf);
+                    if !stale {
+                        report(self.x, self.pool, upstream, failure, "");
+                        return Err(Fault { failure, stale, reused });
+                    }
+                    // Only what may be done twice is hedged: it is asked anew.
+                    may_reuse = false;
+                }
+            }
+        }
+    }
+
+    /// Sends the request and reads to the end of the response's head; what comes before it is
+    /// dropped, for the client may be hearing the first one's.
+    async fn ask(
+        &self,
+        connection: &mut Connection,
+        head: &[u8],
+        buf: &mut Vec<u8>,
+    ) -> Result<(Response, usize, usize), Failure> {
+        let stream = &mut connection.stream;
+        let total = head.len() + self.body.len();
+        let mut sent = 0;
+        while sent < total {
+            let write = poll_fn(|cx| poll_write_from(stream, cx, head, self.body, sent)).await;
+            sent += write.map_err(|_| Failure::UpstreamClosed)?;
+        }
+        let to_head = self.x.incoming.head.method == Method::Head;
+        let mut response = Response::default();
+        let (mut at, mut interim) = (0, 0);
+        loop {
+            match parse_response(&buf[at..], &mut response, to_head, MAX_RESPONSE_HEAD)? {
+                Some(len) if response.status >= 200 => return Ok((response, at, at + len)),
+                Some(len) => {
+                    interim += 1;
+                    if response.status == 101 || interim > MAX_INTERIM {
+                        return Err(Failure::BadResponse(Malformed::Interim));
+                    }
+                    at += len;
+                }
+                None => match poll_fn(|cx| stream.poll_fill(cx, buf)).await {
+                    Ok(n) if n > 0 => {}
+                    _ => return Err(Failure::UpstreamClosed),
+                },
+            }
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! One upstream of a pool: its addresses, its load, its breaker, its counts.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use l7rp_core::names::Nanos;
+use l7rp_core::pick::Seat;
+use l7rp_core::upstream::breaker::{self, Breaker, Trip};
+use l7rp_core::upstream::passive::{self, Passive};
+use tokio::sync::Notify;
+
+use crate::config::plan;
+use crate::observe::stats::{Transitions, UpstreamStats};
+
+/// An upstream.
+#[derive(Debug)]
+pub struct Upstream {
+    /// As configured.
+    pub plan: plan::Upstream,
+    /// Unique in the process; the place of its idle connections in each worker.
+    pub id: usize,
+    /// Load and latency.
+    pub seat: Arc<Seat>,
+    /// Takes it out while it fails.
+    pub breaker: Breaker,
+    /// Scores its answers, where the pool wants that.
+    pub passive: Option<Passive>,
+    /// One shard for each worker.
+    pub stats: Vec<UpstreamStats>,
+    /// How often breaker and health have changed.
+    pub transitions: Transitions,
+    /// When it last became eligible, in ns; 0: from the beginning.
+    pub(super) eligible_since: AtomicU64,
+    addresses: ArcSwap<Vec<SocketAddr>>,
+    /// Changes with the addresses, so that pooled connections to old ones are dropped.
+    address_generation: AtomicU32,
+    next_address: AtomicUsize,
+    /// When the last event about a failure was written, in ns; 0: never.
+    reported: AtomicU64,
+    /// The name should be asked for again before its time.
+    stale: Notify,
+}
+
+impl Upstream {
+    pub(super) fn new(pool: &plan::Pool, plan: &plan::Upstream, id: usize, workers: usize) -> Self {
+        let fixed = plan.host.parse().ok().map(|ip| SocketAddr::new(ip, plan.port));
+        Self {
+            plan: plan.clone(),
+            id,
+            seat: Arc::new(Seat::new(plan.max_in_flight)),
+            breaker: Breaker::new(&breaker_rules(pool)),
+            passive: pool.passive.as_ref().map(|plan| Passive::new(&passive_rules(plan))),
+            stats: (0..workers).map(|_| UpstreamStats::default()).collect(),
+            transitions: Transitions::default(),
+            eligible_since: AtomicU64::new(0),
+            addresses: ArcSwap::from_pointee(fixed.into_iter().collect()),
+            address_generation: AtomicU32::new(0),
+            next_address: AtomicUsize::new(0),
+            reported: AtomicU64::new(0),
+            stale: Notify::new(),
+        }
+    }
+
+    /// Whether the host is a name that has to be resolved.
+    pub fn is_named(&self) -> bool {
+        self.plan.host.parse::<std::net::IpAddr>().is_err()
+    }
+
+    /// The addresses, beginning with another one each time.
+    pub fn addresses(&self) -> impl Iterator<Item = SocketAddr> + use<> {
+        let all = self.addresses.load_full();
+        let first = if all.len() > 1 { self.next_address.fetch_add(1, Relaxed) } else { 0 };
+        (0..all.len()).map(move |i| all[first.wrapping_add(i) % all.len()])
+    }
+
+    /// The addresses as they are.
+    pub fn current_addresses(&self) -> Arc<Vec<SocketAddr>> {
+        self.addresses.load_full()
+    }
+
+    /// Changes with the addresses.
+    pub fn address_generation(&self) -> u32 {
+        self.address_generation.load(Relaxed)
+    }
+
+    /// Whether an event about a failure may be written now: one a second.
+    pub fn may_report(&self, now: Nanos) -> bool {
+        let last = self.reported.load(Relaxed);
+        (last == 0 || now.since(Nanos(last)) >= Duration::from_secs(1))
+            && self.reported.compare_exchange(last, now.0, Relaxed, Relaxed).is_ok()
+    }
+
+    /// Has the name asked for again soon: an address does not answer.
+    pub fn ask_again(&self) {
+        if self.is_named() {
+            self.stale.notify_one();
+        }
+    }
+
+    /// Waits until somebody wants the name to be asked for again.
+    pub async fn is_stale(&self) {
+        self.stale.notified().await;
+    }
+
+    /// Replaces the addresses.
+    pub fn set_addresses(&self, addresses: Vec<SocketAddr>) {
+        self.addresses.store(Arc::new(addresses));
+        self.address_generation.fetch_add(1, Relaxed);
+    }
+}
+
+fn breaker_rules(pool: &plan::Pool) -> breaker::Rules {
+    let plan = &pool.breaker;
+    breaker::Rules {
+        trip: match plan.consecutive_failures {
+            0 => Trip::Ratio { above: plan.failure_ratio, min_observations: plan.min_observations },
+            n => Trip::Consecutive(n),
+        },
+        window: plan.window,
+        window_size: plan.window_size,
+        open_min: plan.open_min,
+        open_max: plan.open_max,
+        half_open_probes: plan.half_open_probes,
+        // A response that still flows is judged at half of this.
+        probe_timeout: probe_patience(pool) * 2,
+    }
+}
+
+/// How long a request that tests a half-open breaker may take before it is judged by what it
+/// has come to.
+pub(super) fn probe_patience(pool: &plan::Pool) -> Duration {
+    pool.connect_timeout + pool.response_header_timeout
+}
+
+fn passive_rules(plan: &plan::PassiveHealth) -> passive::Rules {
+    let slow = plan.latency_threshold_p99;
+    passive::Rules {
+        error_threshold: plan.error_threshold,
+        slow_after: (!slow.is_zero()).then_some(slow),
+        half_life: plan.half_life,
+    }
+}

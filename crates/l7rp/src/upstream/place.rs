@@ -1,0 +1,152 @@
+//! A place at an upstream: what one try has taken there and gives back, whatever happens to it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use l7rp_core::failure::{Blame, Failure};
+use l7rp_core::names::Nanos;
+use l7rp_core::upstream::breaker::{Permit, Verdict};
+
+use super::member::Upstream;
+use super::pool::Pool;
+
+/// A try's share of an upstream: its place among those in flight, and the breaker's permit.
+/// Dropping it gives both back; without [`Place::settle`] before, nothing is held against
+/// anybody.
+#[derive(Debug)]
+pub struct Place<'a> {
+    pool: &'a Pool,
+    ix: usize,
+    upstream: &'a Arc<Upstream>,
+    /// Gone once the try is settled.
+    permit: Option<Permit<'a>>,
+    worker: usize,
+    began: Nanos,
+    /// From sending the request to the head of its response.
+    latency: Option<Duration>,
+}
+
+/// How a try ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// With a whole response of this status.
+    Answered(u16),
+    /// Without.
+    Failed(Failure),
+    /// Without, because the upstream had closed a pooled connection while it was idle, which
+    /// is its right.
+    Stale(Failure),
+}
+
+impl<'a> Place<'a> {
+    pub(super) fn new(
+        pool: &'a Pool,
+        ix: usize,
+        upstream: &'a Arc<Upstream>,
+        permit: Permit<'a>,
+        worker: usize,
+        began: Nanos,
+    ) -> Self {
+        Self { pool, ix, upstream, permit: Some(permit), worker, began, latency: None }
+    }
+
+    /// Its position in the pool.
+    pub fn ix(&self) -> usize {
+        self.ix
+    }
+
+    /// Whose place it is.
+    pub fn upstream(&self) -> &'a Arc<Upstream> {
+        self.upstream
+    }
+
+    /// When it was taken.
+    pub fn began(&self) -> Nanos {
+        self.began
+    }
+
+    /// Whether this try tests a breaker that is half-open.
+    pub fn is_probe(&self) -> bool {
+        self.permit.as_ref().is_some_and(Permit::is_probe)
+    }
+
+    /// When a try that tests a breaker has gone on for long enough to be called good, although
+    /// its response still flows: a stream of events may never end.
+    pub fn good_at(&self) -> Nanos {
+        if self.is_probe() { self.began.plus(self.pool.probe_patience) } else { Nanos::NEVER }
+    }
+
+    /// The head of a response came, this long after the request was sent.
+    pub fn head_came(&mut self, latency: Duration, now: Nanos) {
+        self.latency = Some(latency);
+        self.pool.observe_latency(self.upstream, now, latency);
+    }
+
+    /// No head came for this long. That is no measurement, but it says that the upstream is not
+    /// faster.
+    pub fn waited(&self, time: Duration, now: Nanos) {
+        if self.pool.latency(self.upstream, now).is_none_or(|known| known < time.as_secs_f64()) {
+            self.pool.observe_latency(self.upstream, now, time);
+        }
+    }
+
+    /// Says how the try ended. Counts it and tells breaker and scoring, unless the upstream has
+    /// no part in it. Only the first call does anything. Gives the time since the place was
+    /// taken.
+    pub fn settle(&mut self, end: End, now: Nanos) -> Duration {
+        let took = now.since(self.began);
+        let Some(permit) = self.permit.take() else { return took };
+        let counts = &self.upstream.stats[self.worker];
+        counts.duration.record(took);
+        let verdict = match end {
+            End::Answered(status) => {
+                counts.status.up(status);
+                let failed = self.pool.is_failure(status);
+                Some(if failed { Verdict::Failure } else { Verdict::Success })
+            }
+            End::Failed(failure) if failure.meaning().blame == Blame::Upstream => {
+                counts.errors.up();
+                Some(Verdict::Failure)
+            }
+            End::Failed(_) => {
+                counts.cancels.up();
+                None
+            }
+            End::Stale(_) => {
+                counts.errors.up();
+                None
+            }
+        };
+        match verdict {
+            Some(verdict) => self.pool.judge(self.ix, permit, verdict, self.latency, now),
+            None => self.release(permit),
+        }
+        took
+    }
+
+    /// Gives the place back as if it had never been taken.
+    pub fn unused(mut self) {
+        if let Some(permit) = self.permit.take() {
+            self.release(permit);
+        }
+    }
+
+    /// Gives a permit back without a verdict.
+    fn release(&self, permit: Permit<'_>) {
+        let probe = permit.is_probe();
+        drop(permit);
+        if probe {
+            self.pool.refresh(self.ix);
+        }
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        if let Some(permit) = self.permit.take() {
+            self.upstream.stats[self.worker].cancels.up();
+            self.release(permit);
+        }
+        self.upstream.seat.leave();
+    }
+}
