@@ -129,7 +129,10 @@ pub fn told(call: &mut Call<'_>) -> Then {
             Then::Next
         }
         other => {
-            let Ok(status) = other.parse::<u16>() else { return name("good")(call) };
+            let status = other.parse::<u16>().unwrap_or_default();
+            if !(200..600).contains(&status) {
+                return name("good")(call);
+            }
             let length = if status == 204 { "" } else { "Content-Length: 3\r\n" };
             let body = if matches!(status, 204 | 304) { "" } else { other };
             call.send(format!("HTTP/1.1 {status} As Told\r\n{length}\r\n{body}"));

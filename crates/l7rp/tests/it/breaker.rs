@@ -191,6 +191,25 @@ fn when_none_is_left_the_client_is_told_when_the_first_comes_back() {
 }
 
 #[test]
+fn nobody_is_told_to_wait_for_longer_than_it_is_open() {
+    let origin = Origin::start(reply::told);
+    let keys = "circuit_breaker: { consecutive_failures: 1, open_min: 15s, open_max: 15s }";
+    for _ in 0..5 {
+        let proxy = over(&[&origin]).pool(keys).start();
+        let mut client = proxy.client();
+        assert_eq!(client.get("/500").status(), 500);
+        let answer = loop {
+            let answer = client.get("/500");
+            if answer.status() == 503 {
+                break answer;
+            }
+        };
+        let seconds = refused(&proxy, &answer);
+        assert!(seconds <= 15, "{seconds}");
+    }
+}
+
+#[test]
 fn each_time_it_is_left_alone_for_longer_up_to_a_bound() {
     let arrivals = Arc::new(Mutex::new(Vec::new()));
     let arrived = arrivals.clone();

@@ -93,6 +93,29 @@ fn a_cold_start_takes_a_moment_whatever_the_interval() {
 }
 
 #[test]
+fn a_cold_start_takes_a_moment_for_an_upstream_with_a_name_too() {
+    let origin = Origin::start(reply::told);
+    let url = format!("http://localhost:{}", origin.address.port());
+    // The name is asked for at the same time as the first probe is due.
+    let proxy = probed(over(&[]).upstream(&url, "weight: 1"), "10s", "1s");
+    let began = Instant::now();
+    eventually(SOON * 2, || eligible(&proxy) == 1.0);
+    assert!(began.elapsed() < Duration::from_secs(5), "the probes take their time");
+    assert_eq!(proxy.get("/").text(), "good");
+}
+
+#[test]
+fn an_upstream_that_was_never_in_is_not_said_to_have_been() {
+    let origin = Origin::start(reply::raw_kept("HTTP/1.1 503 So\r\nContent-Length: 0\r\n\r\n"));
+    let proxy = probed(over(&[&origin]), "100ms", "90ms");
+    eventually(SOON, || probes(&origin) >= 5);
+    for event in proxy.events("upstream_health_changed") {
+        assert_ne!(event["from"], "eligible", "{event}");
+    }
+    assert_eq!(ejections(&proxy, None), 0.0);
+}
+
+#[test]
 fn an_upstream_that_was_never_probed_gets_nothing() {
     let gate = Gate::default();
     let origin = Origin::start(reply::held("x", &gate));
@@ -270,8 +293,20 @@ fn is_good_enough(keys: &str, answer: impl Into<Vec<u8>>) -> u64 {
 
 #[test]
 fn an_answer_to_a_probe_may_have_a_body_of_any_size() {
-    let grown = is_good_enough("method: GET", reply::ok(&"x".repeat(10 << 20)));
-    assert!(grown < 4 << 20, "{grown} octets");
+    let grown = is_good_enough("method: GET", reply::ok(&"x".repeat(32 << 20)));
+    assert!(grown < 8 << 20, "{grown} octets");
+}
+
+#[test]
+fn an_answer_to_a_probe_that_comes_in_time_is_enough_whatever_its_body_does() {
+    let origin = Origin::start(|call| {
+        let_pass(Duration::from_millis(650));
+        call.send("HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf");
+        reply::hang(call)
+    });
+    let pace = "interval: 1s, timeout: 800ms, healthy_threshold: 1, unhealthy_threshold: 9";
+    let proxy = over(&[&origin]).pool(&active(pace)).start();
+    assert_eq!(hear(&proxy, &origin, "eligible")["why"], "status:200");
 }
 
 #[test]

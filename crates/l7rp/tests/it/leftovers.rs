@@ -11,7 +11,7 @@ use crate::setup::{assert_counts, get, in_flight, over};
 use crate::verdict::NO_BREAKER;
 
 const THREADS: usize = 32;
-const EACH: usize = 40;
+const EACH: usize = 30;
 
 /// Numbers that look random, the same ones each time.
 fn draw(n: usize) -> usize {

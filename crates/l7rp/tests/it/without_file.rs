@@ -2,6 +2,7 @@
 //! are probed, one that fails is left alone, what is too much is refused, and the end is in order.
 
 use std::net::{SocketAddr, TcpStream};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use l7rp_testkit::{
@@ -61,6 +62,19 @@ fn name(answer: &l7rp_testkit::Message) -> String {
     answer.get("x-backend").unwrap_or_default().to_owned()
 }
 
+/// The times of this mode are fixed; they are waited out all at once.
+#[test]
+fn slow_what_takes_its_time() {
+    let all: [fn(); 4] = [
+        a_stopped_backend_disappears_and_comes_back,
+        five_failures_open_only_that_backends_circuit_for_fifteen_seconds,
+        a_backend_that_hangs_is_given_up_after_five_seconds,
+        a_backend_that_was_good_is_out_after_one_bad_probe,
+    ];
+    let all = all.map(thread::spawn);
+    assert!(all.map(thread::JoinHandle::join).iter().all(Result::is_ok), "one of them failed");
+}
+
 #[test]
 fn the_health_of_a_backend_is_any_2xx_and_short() {
     let backend = Backend::start("one", &[]);
@@ -110,8 +124,7 @@ fn no_backend_is_used_before_it_was_probed() {
 }
 
 /// Takes as long as two probes are apart, twice.
-#[test]
-fn slow_a_stopped_backend_disappears_and_comes_back() {
+fn a_stopped_backend_disappears_and_comes_back() {
     let one = Backend::start("one", &[]);
     // An address where no connection of another test begins.
     let mut two = Backend::start_at("127.0.77.4:0", "two", &[]);
@@ -119,13 +132,12 @@ fn slow_a_stopped_backend_disappears_and_comes_back() {
     two.process.signal(Signal::KILL);
     two.process.wait_exit(SOON);
     let began = Instant::now();
-    let gone = within(Duration::from_secs(8), || {
-        // Nobody notices. Few enough, so that it is the probe that decides and no breaker.
+    // Nobody notices. They are few enough for the probe to decide and no breaker.
+    for _ in 0..4 {
         assert_eq!(name(&proxy.get("/")), "one");
-        let_pass(Duration::from_millis(700));
-        proxy.events("upstream_health_changed").into_iter().find(|e| e["to"] == "ineligible")
-    });
-    let event = gone.expect("it disappears");
+    }
+    let is_gone = |e: &Value| e["to"] == "ineligible";
+    let event = proxy.wait_for_event("upstream_health_changed", is_gone, SOON);
     assert_eq!((&event["upstream"], &event["why"]), (&two.url().into(), &"connect_refused".into()));
     assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
     for n in 0..6 {
@@ -143,8 +155,7 @@ fn slow_a_stopped_backend_disappears_and_comes_back() {
 }
 
 /// Waits out the time that a breaker is open, which is fixed in this mode.
-#[test]
-fn slow_five_failures_open_only_that_backends_circuit_for_fifteen_seconds() {
+fn five_failures_open_only_that_backends_circuit_for_fifteen_seconds() {
     let (one, two) = (Backend::start("one", &[]), Backend::start("two", &["--status", "500"]));
     let proxy = serving(&[&one, &two], &[]);
     let mut answers: Vec<u16> = (0..10).map(|_| proxy.get("/").status()).collect();
@@ -186,6 +197,7 @@ fn transport_failures_open_the_circuit_too_and_the_client_is_told_when_to_come_a
     }
     let opening = |e: &Value| e["to"] == "open";
     proxy.wait_for_event("circuit_breaker_changed", opening, SOON);
+    let_pass(Duration::from_millis(20));
     let answer = proxy.get("/");
     assert_failed(&proxy, &answer, 503, "destination_unavailable", "breaker_open");
     let seconds = answer.get("retry-after").and_then(|s| s.parse::<u64>().ok());
@@ -271,8 +283,7 @@ fn only_the_address_that_was_given_is_listened_on() {
 }
 
 /// A backend has five seconds to answer in this mode.
-#[test]
-fn slow_a_backend_that_hangs_is_given_up_after_five_seconds() {
+fn a_backend_that_hangs_is_given_up_after_five_seconds() {
     let backend = Backend::start("one", &["--hang"]);
     let proxy = serving(&[&backend], &[]);
     let began = Instant::now();
@@ -294,8 +305,7 @@ fn a_probe_that_takes_a_second_is_a_bad_one() {
     assert_eq!(origin.requests(), 1);
 }
 
-#[test]
-fn slow_a_backend_that_was_good_is_out_after_one_bad_probe() {
+fn a_backend_that_was_good_is_out_after_one_bad_probe() {
     let origin = Origin::start(|call| {
         let status = if call.number == 0 { "200 Good" } else { "500 Bad" };
         call.send(format!("HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n"));
