@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::config::plan::Plan;
+use crate::live::Process;
 use crate::observe::event::{Event, Events, Level};
 use crate::observe::log::Log;
 use crate::running::{self, Running};
@@ -81,7 +82,7 @@ async fn run(plan: Plan, events: &Arc<Events>) -> Result<ExitCode, String> {
     // Before the start, so that no signal finds the process without an answer.
     let mut signals = Signals::new().map_err(|e| format!("cannot catch signals: {e}"))?;
     let mut running = running::start(plan, events.clone()).map_err(|e| e.to_string())?;
-    count_panics(&running);
+    count_panics(running.process());
     let why = signals.stop(events).await;
     let clock = running.process().clock;
     let began = clock.now();
@@ -119,10 +120,10 @@ async fn drained(running: &mut Running, drain: &crate::config::plan::Drain) {
     let _ = tokio::time::timeout(drain.timeout, running.drained()).await;
 }
 
-/// Has panics counted and written as events. What a panic took from one connection is given
-/// back as its task unwinds; the process goes on.
-fn count_panics(running: &Running) {
-    let process = running.process().clone();
+/// Has panics counted and written as events. What a panic took is given back as it unwinds; the
+/// process goes on.
+pub(crate) fn count_panics(process: &Arc<Process>) {
+    let process = process.clone();
     std::panic::set_hook(Box::new(move |info| {
         let location =
             info.location().map_or_else(String::new, |l| format!("{}:{}", l.file(), l.line()));

@@ -54,15 +54,13 @@ pub struct Lap {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fault {
     pub(super) failure: Failure,
-    /// The connection had served before and not an octet came: the upstream has most likely
-    /// closed it while it was idle, and is not to blame.
-    pub(super) stale: bool,
+    /// On a connection that had served before.
     pub(super) reused: bool,
 }
 
 impl From<Failure> for Fault {
     fn from(failure: Failure) -> Self {
-        Self { failure, stale: false, reused: false }
+        Self { failure, reused: false }
     }
 }
 
@@ -92,6 +90,8 @@ impl Attempt<'_, '_, '_> {
     ) -> Result<Lap, Fault> {
         let worker = self.x.worker;
         let upstream = place.upstream();
+        #[cfg(test)]
+        super::panics::point(self.x, "in a try");
         let mut may_reuse = true;
         loop {
             let (mut connection, reused) =
@@ -113,6 +113,7 @@ impl Attempt<'_, '_, '_> {
                     return Ok(Lap { connection, reused, status, buf, head_at, body_at });
                 }
                 Err(failure) => {
+                    // The upstream has most likely closed it while it was idle, as it may.
                     let stale = reused && buf.is_empty() && failure == Failure::UpstreamClosed;
                     worker.buffers.give(buf);
                     if failure == Failure::ResponseTimeout {
@@ -121,7 +122,7 @@ impl Attempt<'_, '_, '_> {
                     }
                     if !stale || !plan.repeats_stale(failure, upload.is_replayable()) {
                         report(self.x, self.pool, upstream, failure, &words);
-                        return Err(Fault { failure, stale, reused });
+                        return Err(Fault { failure, reused });
                     }
                     may_reuse = false;
                 }
@@ -278,7 +279,14 @@ pub(super) async fn open(
     }
     let left = deadline.since(now);
     let limit = pool.plan.connect_timeout.min(left);
-    match connect(upstream, limit).await {
+    let connected = match connect(upstream, limit).await {
+        // Idle connections are worth less than this request.
+        Err((Failure::LocalShortage, _)) if worker.idle.make_room(worker.index) => {
+            connect(upstream, limit).await
+        }
+        connected => connected,
+    };
+    match connected {
         Ok(stream) => Ok((Connection::new(stream, upstream, worker.index), false)),
         Err((Failure::ConnectTimeout, _)) if limit == left => Err(Failure::TotalTimeout),
         Err((failure, words)) => {

@@ -11,7 +11,7 @@ use l7rp_core::http1::response::Response;
 use l7rp_core::names::Nanos;
 use l7rp_core::pick::{Tried, key_of};
 
-use super::attempt::{Attempt, Fault, Lap};
+use super::attempt::{Attempt, Lap};
 use super::client::Client;
 use super::forwarded::Sender;
 use super::record::Record;
@@ -216,7 +216,7 @@ impl<'a> Tries<'_, '_, 'a> {
             Err(fault) => {
                 let now = x.worker.process.clock.now();
                 self.record.reused = fault.reused;
-                self.record.upstream_time = Some(place.settle(fault.end(), now));
+                self.record.upstream_time = Some(place.settle(End::Failed(fault.failure), now));
                 Err(fault.failure)
             }
         }
@@ -268,13 +268,6 @@ fn asks_to_stay_away(given: &Given<'_>) -> bool {
     given.response.fields.iter().any(|field| {
         field.name.of(head).eq_ignore_ascii_case(b"retry-after") && field.value.of(head) != b"0"
     })
-}
-
-impl Fault {
-    /// What it says of the upstream.
-    pub(super) fn end(self) -> End {
-        if self.stale { End::Stale(self.failure) } else { End::Failed(self.failure) }
-    }
 }
 
 /// Keeps the connection of an answer that nobody wants, if the answer is whole already.

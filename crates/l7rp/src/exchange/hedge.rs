@@ -78,7 +78,7 @@ pub(super) async fn race<'a>(
                     x.worker.buffers.give(lap.buf);
                 }
                 Some(Err(fault)) => {
-                    place.settle(fault.end(), now);
+                    place.settle(End::Failed(fault.failure), now);
                 }
             }
             // What the first had not sent yet must not go out on the second's connection.
@@ -251,7 +251,7 @@ impl<'t, 'a> Second<'t, 'a> {
                         place.settle(End::Answered(lap.status), now);
                     }
                     Some(Err(fault)) => {
-                        place.settle(fault.end(), now);
+                        place.settle(End::Failed(fault.failure), now);
                     }
                 }
                 if first.as_ref().is_ok_and(|lap| self.wins(lap.status)) {
@@ -291,7 +291,7 @@ impl<'t, 'a> Second<'t, 'a> {
                     worker.buffers.give(buf);
                     if !stale {
                         report(self.x, self.pool, upstream, failure, "");
-                        return Err(Fault { failure, stale, reused });
+                        return Err(Fault { failure, reused });
                     }
                     // Only what may be done twice is hedged: it is asked anew.
                     may_reuse = false;

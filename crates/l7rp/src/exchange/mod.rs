@@ -12,6 +12,9 @@ mod relay;
 mod tunnel;
 mod upload;
 
+#[cfg(test)]
+mod panics;
+
 use std::future::{Future, poll_fn};
 use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -160,6 +163,8 @@ impl<'a> Exchange<'a> {
         };
         record.pool = Some(pool);
         let _pool = Slot::take(&pool.slots, Scope::Pool)?;
+        #[cfg(test)]
+        panics::point(self, "before dispatch");
         let deadline = self.deadline(route);
         let answered =
             dispatch::run(self, client, sender, record, space, route, pool, deadline).await?;

@@ -176,6 +176,8 @@ impl Relay<'_, '_> {
             if let Poll::Ready(Err(failure)) = up {
                 return Poll::Ready(Err(failure));
             }
+            #[cfg(test)]
+            super::panics::point(x, if download.body_sent() > 0 { "in the body" } else { "" });
             let down = download.poll(cx, worker, stream, client, space.to_client);
             // Kept current, for the exchange may be cut from outside.
             record.bytes_out = download.body_sent();

@@ -121,7 +121,9 @@ pub enum Event {
 impl Event {
     fn level(&self) -> Level {
         match self {
-            Self::ProxyStarted { .. }
+            Self::UpstreamHealthChanged { to: "eligible", .. }
+            | Self::CircuitBreakerChanged { to: "closed" | "half_open", .. }
+            | Self::ProxyStarted { .. }
             | Self::UpstreamResolved { .. }
             | Self::ShutdownStarted { .. }
             | Self::ShutdownComplete { .. } => Level::Info,

@@ -82,8 +82,22 @@ pub fn start(wish: Wish, log: Log) -> Result<Demo, String> {
     let least = if wish.access_log { Level::Info } else { Level::Warn };
     let events = Arc::new(Events::new(log, least));
     let running = running::start(loaded.plan, events).map_err(|e| e.to_string())?;
+    wait_until_ready(&running);
     let text = words(&running, wish, &backends, &source.text);
     Ok(Demo { running, _backends: backends, text })
+}
+
+/// Waits for the first health checks, so that the first request finds somebody.
+fn wait_until_ready(running: &Running) {
+    let ready = async {
+        while !running.process().is_ready() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    if let Ok(runtime) = Builder::new_current_thread().enable_time().build() {
+        // Ready or not: the demo says where to look.
+        let _ = runtime.block_on(async { timeout(GRACE, ready).await });
+    }
 }
 
 fn backends() -> io::Result<[Backend; 3]> {
@@ -126,11 +140,15 @@ upstream_pools:
       - url: http://{one}
       - url: http://{two}
       - url: http://{moody}
+    health:
+      active: {{ path: /healthz, interval: 2s, timeout: 1s, expected_status: [204] }}
 
 routes:
   - name: all
     path_prefix: /
     pool: demo
+    middleware:
+      - retry: {{ max_attempts: 3, hedge_after: 100ms }}
 
 admin:
   bind: \"127.0.0.1:{admin}\"
@@ -178,8 +196,10 @@ Try in another terminal:
   One request:
     curl -i http://{proxy}/
 
-  Who answers: `moody` is slow now and then, so it gets the least
+  Who answers: `moody` is slow now and then, so it gets the least; and when it fails or is
+  slow, another is asked, so that every answer is good
     for i in $(seq 60); do curl -s http://{proxy}/; done | cut -d' ' -f1 | sort | uniq -c
+    curl -s http://{admin}/metrics | grep -E 'retry|hedge'
 
   What a backend is told:
     curl http://{proxy}/echo
@@ -225,7 +245,7 @@ mod tests {
         assert!(text.contains(&format!("\nproxy   http://{}\n", demo.proxy())), "{text}");
         let mut answers: Vec<String> = (0..30).map(|_| ask(demo.proxy(), "/")).collect();
         answers.retain(|answer| answer.starts_with("HTTP/1.1 200 "));
-        assert!(answers.len() >= 20, "{answers:?}");
+        assert_eq!(answers.len(), 30, "{answers:?}");
         let admin = text.lines().find_map(|line| line.strip_prefix("admin   http://")).unwrap();
         assert!(ask(admin, "/-/ready").starts_with("HTTP/1.1 200 "));
         let proxy = demo.proxy().to_owned();

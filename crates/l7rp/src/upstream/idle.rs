@@ -86,6 +86,17 @@ impl IdlePool {
         upstream.stats[worker].idle.store(stack.len() as u64, Relaxed);
     }
 
+    /// Closes all connections, because this machine lacks descriptors. False: there was none.
+    pub fn make_room(&self, worker: usize) -> bool {
+        let mut stacks = self.stacks.borrow_mut();
+        let mut any = false;
+        for idle in stacks.iter_mut().flat_map(|stack| stack.idle.drain(..)) {
+            idle.connection.upstream().stats[worker].idle.store(0, Relaxed);
+            any = true;
+        }
+        any
+    }
+
     /// Closes connections to `upstream` that have expired or that the upstream has closed.
     pub fn sweep(&self, upstream: &Upstream, now: Nanos, worker: usize) {
         let mut stacks = self.stacks.borrow_mut();

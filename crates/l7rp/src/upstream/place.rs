@@ -33,9 +33,6 @@ pub enum End {
     Answered(u16),
     /// Without.
     Failed(Failure),
-    /// Without, because the upstream had closed a pooled connection while it was idle, which
-    /// is its right.
-    Stale(Failure),
 }
 
 impl<'a> Place<'a> {
@@ -110,10 +107,6 @@ impl<'a> Place<'a> {
             }
             End::Failed(_) => {
                 counts.cancels.up();
-                None
-            }
-            End::Stale(_) => {
-                counts.errors.up();
                 None
             }
         };

@@ -175,7 +175,9 @@ impl Pool {
     /// Takes a place at the upstream at `ix`, if there is one and the breaker agrees.
     fn enter(&self, ix: usize, wanted: Wanted<'_>, now: Nanos) -> Option<Place<'_>> {
         let upstream = self.upstreams.get(ix)?;
-        if !upstream.seat.enter() {
+        // A test is for a request that has no other way.
+        let unfit = wanted.only_closed && upstream.breaker.state() != State::Closed;
+        if unfit || !upstream.seat.enter() {
             return None;
         }
         let Some(admission) = upstream.breaker.admit(now) else {
@@ -205,7 +207,13 @@ impl Pool {
         }
         let standing = lock(&self.standing);
         let well = self.upstreams.iter().zip(standing.iter()).filter(|(_, s)| s.is_well());
-        let soonest = well.filter_map(|(upstream, _)| upstream.breaker.admits_at()).min();
+        let soonest = well
+            .filter_map(|(upstream, _)| match upstream.breaker.state() {
+                // The result of a test may come at any moment.
+                State::HalfOpen => upstream.breaker.admits_at().map(|_| now),
+                State::Open | State::Closed => upstream.breaker.admits_at(),
+            })
+            .min();
         match soonest {
             Some(at) => {
                 let wait = at.since(now).as_secs_f64().ceil().max(1.0);
@@ -317,7 +325,7 @@ impl Pool {
             one.ejected = true;
             self.refresh_locked(&standing, ix);
             drop(standing);
-            self.health_changed(ix, false, why.to_owned());
+            self.health_changed(ix, true, false, why.to_owned());
         }
     }
 
@@ -327,6 +335,7 @@ impl Pool {
         let mut standing = lock(&self.standing);
         let Some(one) = standing.get_mut(ix) else { return false };
         let Some(health) = one.health.as_mut() else { return false };
+        let before = health.is_eligible();
         let change = health.probed(good);
         let again = health.is_settling();
         let Some(eligible) = change else { return again };
@@ -339,18 +348,21 @@ impl Pool {
         }
         self.refresh_locked(&standing, ix);
         drop(standing);
-        self.health_changed(ix, eligible, why);
+        self.health_changed(ix, before, eligible, why);
         again
     }
 
-    fn health_changed(&self, ix: usize, eligible: bool, why: String) {
+    /// Tells of a change; or, where there is none, why a new upstream stays out.
+    fn health_changed(&self, ix: usize, before: bool, eligible: bool, why: String) {
         let Some(upstream) = self.upstreams.get(ix) else { return };
         let word = |eligible| if eligible { "eligible" } else { "ineligible" };
-        upstream.transitions.health(word(eligible), &why);
+        if before != eligible {
+            upstream.transitions.health(word(eligible), &why);
+        }
         self.events.emit(&Event::UpstreamHealthChanged {
             pool: self.plan.name.clone(),
             upstream: upstream.plan.url.clone(),
-            from: word(!eligible),
+            from: word(before),
             to: word(eligible),
             why,
         });

@@ -189,7 +189,7 @@ pub(crate) enum Then {
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[expect(dead_code, reason = "notes are for people; the breaker shows nothing yet")]
+#[expect(dead_code, reason = "notes are for people")]
 pub(crate) struct ResponseVerdict {
     /// 0: closed without one.
     pub(crate) client_status: Vec<u16>,
@@ -197,8 +197,8 @@ pub(crate) struct ResponseVerdict {
     #[serde(rename = "client_body_b64")]
     pub(crate) client_body: Option<Octets>,
     pub(crate) upstream_reuse: Option<bool>,
-    // There is no circuit breaker yet whose counts could be looked at.
-    breaker: Option<String>,
+    /// `success`, `failure` or `neutral`, if it matters.
+    pub(crate) breaker: Option<String>,
     #[serde(default)]
     pub(crate) client_must_not_see: Vec<String>,
     #[serde(default)]

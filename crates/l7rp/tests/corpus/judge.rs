@@ -18,6 +18,8 @@ pub(crate) struct Observed {
     pub(crate) raw: Vec<u8>,
     /// What the next client received.
     pub(crate) next: Vec<u8>,
+    /// The breaker has taken it for a failure of the backend.
+    pub(crate) blamed: bool,
 }
 
 impl Observed {
@@ -243,6 +245,11 @@ pub(crate) fn response(
     });
     if let Some(answer) = answer {
         client_sees(verdict, answer, &mut faults);
+    }
+    if let Some(breaker) = &verdict.breaker {
+        faults.check((breaker == "failure") == observed.blamed, || {
+            format!("blamed: {}", observed.blamed)
+        });
     }
     if let Some(allowed) = &verdict.interim_ok {
         let good = observed.interim.iter().all(|status| allowed.contains(status));

@@ -27,7 +27,7 @@ use std::time::Duration;
 use case::{RequestCase, ResponseCase};
 use client::{After, Client, ask};
 use judge::Observed;
-use l7rp_testkit::Proxy;
+use l7rp_testkit::{Proxy, within};
 use origin::Origin;
 use proxy::Holdings;
 use wire::Stop;
@@ -113,10 +113,13 @@ fn verify<T: Sync>(
 
 fn request(case: &RequestCase, proxy: &Proxy, origin: &Origin) -> Result<(), String> {
     origin.begin(None);
+    let breaker = Breaker { opened_before: proxy::opened(proxy), may_open: false };
     let mut client = Client::connect(proxy.address());
     client.send(&case.raw.0, &case.split, case.half_close);
     let to_head = case.raw.0.starts_with(b"HEAD ");
-    let observed = observe(&mut client, case.responses, to_head, !case.half_close, proxy, origin)?;
+    let may_send = !case.half_close;
+    let observed =
+        observe(&mut client, case.responses, to_head, may_send, &breaker, proxy, origin)?;
     verdicts(&observed, std::iter::once(&case.expect).chain(&case.also_ok), |verdict| {
         judge::request(case, verdict, &observed)
     })
@@ -127,6 +130,9 @@ fn response(case: &ResponseCase, proxy: &Proxy, origin: &Origin) -> Result<(), S
     if case.pooled {
         ask(proxy.address(), "before")?;
     }
+    let mut all = std::iter::once(&case.expect).chain(&case.also_ok);
+    let may_open = all.any(|verdict| verdict.breaker.as_deref() == Some("failure"));
+    let breaker = Breaker { opened_before: proxy::opened(proxy), may_open };
     let mut client = Client::connect(proxy.address());
     client.send(&case.client_request.0, &[], false);
     let to_head = case.client_request.0.starts_with(b"HEAD ");
@@ -134,10 +140,23 @@ fn response(case: &ResponseCase, proxy: &Proxy, origin: &Origin) -> Result<(), S
         let told = origin.wait_until_idle_was_told();
         assert!(told, "{}: the backend was not asked", case.id);
     }
-    let observed = observe(&mut client, 1, to_head, true, proxy, origin)?;
+    let observed = observe(&mut client, 1, to_head, true, &breaker, proxy, origin)?;
     verdicts(&observed, std::iter::once(&case.expect).chain(&case.also_ok), |verdict| {
         judge::response(verdict, &observed, case.pooled)
     })
+}
+
+/// What the breaker may do during a case.
+struct Breaker {
+    opened_before: f64,
+    /// The backend may be blamed, which takes a moment to show.
+    may_open: bool,
+}
+
+impl Breaker {
+    fn has_opened(&self, proxy: &Proxy) -> bool {
+        proxy::opened(proxy) > self.opened_before
+    }
 }
 
 /// Reads all answers, finds out what became of the connection, and lets another client ask.
@@ -146,6 +165,7 @@ fn observe(
     answers: usize,
     to_head: bool,
     may_send: bool,
+    expected: &Breaker,
     proxy: &Proxy,
     origin: &Origin,
 ) -> Result<Observed, String> {
@@ -156,6 +176,12 @@ fn observe(
         finals.extend(answer);
         stop = why;
     }
+    if expected.may_open {
+        let _ = within(Duration::from_secs(1), || expected.has_opened(proxy).then_some(()));
+    }
+    if !proxy::is_ready(proxy) {
+        return Err("    the backend is not asked again\n".to_owned());
+    }
     let after = match &stop {
         Some(Stop::Eof | Stop::Reset) => After::Closed,
         Some(Stop::Timeout) => After::Stuck,
@@ -163,6 +189,7 @@ fn observe(
         None => client.after(may_send),
     };
     let next = ask(proxy.address(), "next")?;
+    let blamed = expected.has_opened(proxy);
     if !origin.settle(Duration::from_secs(5)) {
         return Err("    half a request stays at the backend on an open connection\n".to_owned());
     }
@@ -174,6 +201,7 @@ fn observe(
         connections: origin.connections(),
         raw: client.raw().to_vec(),
         next,
+        blamed,
     })
 }
 

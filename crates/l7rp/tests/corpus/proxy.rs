@@ -16,6 +16,8 @@ upstream_pools:
   - name: backend
     upstreams: [{{ url: \"http://{upstream}\" }}]
     connect_timeout: 2s
+    # One failure is enough to be seen, and does not keep the next client out.
+    circuit_breaker: {{ consecutive_failures: 1, open_min: 1ms, open_max: 1ms, half_open_probes: 1 }}
     response_header_timeout: 2s
 routes:
   - name: all
@@ -57,8 +59,7 @@ impl Holdings {
         }
     }
 
-    /// What is held that should not be, now that all is over. A breaker, whose gauges would
-    /// belong here, does not exist yet.
+    /// What is held that should not be, now that all is over.
     fn leaks_since(&self, before: &Self) -> Vec<String> {
         /// Buffers that are kept for later, and what an allocator needs.
         const BAND: f64 = 24.0 * 1024.0 * 1024.0;
@@ -83,4 +84,15 @@ impl Holdings {
 pub(crate) fn leaks(proxy: &Proxy, before: &Holdings) -> Vec<String> {
     let none = || Holdings::of(proxy).leaks_since(before).is_empty().then_some(Vec::new());
     within(Duration::from_secs(10), none).unwrap_or_else(|| Holdings::of(proxy).leaks_since(before))
+}
+
+/// How often the breaker has opened.
+pub(crate) fn opened(proxy: &Proxy) -> f64 {
+    proxy.metrics().sum("proxy_circuit_breaker_transitions_total", &[("to", "open")])
+}
+
+/// Waits until the upstream may be asked again, if its breaker is open.
+pub(crate) fn is_ready(proxy: &Proxy) -> bool {
+    within(Duration::from_secs(5), || (proxy.ask_admin("/readyz").status() == 204).then_some(()))
+        .is_some()
 }

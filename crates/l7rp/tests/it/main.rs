@@ -26,6 +26,7 @@ mod half_open;
 mod health;
 mod leftovers;
 mod limits;
+mod measure;
 mod observability;
 mod passive;
 mod pipelining;
