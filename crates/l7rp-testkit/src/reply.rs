@@ -125,8 +125,9 @@ pub fn told(call: &mut Call<'_>) -> Then {
             hang(call)
         }
         "big" => {
-            call.send(ok(&"x".repeat(32 << 20)));
-            Then::Next
+            call.send("HTTP/1.1 200 OK\r\nContent-Length: 33554432\r\n\r\n");
+            let part = [b'x'; 64 << 10];
+            if (0..512).all(|_| call.send(part)) { Then::Next } else { Then::Close }
         }
         other => {
             let status = other.parse::<u16>().unwrap_or_default();

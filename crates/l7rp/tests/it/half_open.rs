@@ -486,3 +486,43 @@ fn a_trial_that_flows_for_long_is_good_before_its_end() {
     quiet(&proxy);
     assert_eq!(turns(&proxy, &origin, "open"), 1.0);
 }
+
+#[test]
+fn a_trial_that_is_a_quiet_stream_of_events_is_good_before_its_end() {
+    let origin = Origin::start(|call| {
+        if call.request.target() != "/events" {
+            return reply::told(call);
+        }
+        call.send("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: 1\n\n");
+        reply::hang(call)
+    });
+    let pool = format!("connect_timeout: 100ms, response_header_timeout: 200ms, {}", nervous());
+    let proxy = over(&[&origin]).pool(&pool).start();
+    half_open(&proxy, &origin, A_WHILE);
+    let mut client = asking(&proxy, &origin, "/events");
+    assert_eq!(client.head().status(), 200);
+    becomes(&proxy, &origin, CLOSED);
+    assert_eq!(in_flight(&proxy), 1.0);
+    client.reset();
+    quiet(&proxy);
+}
+
+#[test]
+fn a_client_that_drips_its_body_does_not_keep_the_place_for_ever() {
+    let origin = Origin::start(reply::told);
+    let pool = format!("connect_timeout: 100ms, response_header_timeout: 200ms, {}", nervous());
+    let proxy = over(&[&origin]).pool(&pool).start();
+    half_open(&proxy, &origin, A_WHILE);
+    let before = origin.requests();
+    let mut client = proxy.client();
+    client.send("POST / HTTP/1.1\r\nHost: a.test\r\nContent-Length: 100000\r\n\r\n");
+    eventually(SOON, || origin.requests() > before);
+    refused(&proxy, &proxy.get("/"));
+    let let_in = within(SOON, || {
+        client.send("x");
+        (proxy.get("/").status() == 200).then_some(())
+    });
+    assert!(let_in.is_some(), "nobody is let in while it drips");
+    becomes(&proxy, &origin, CLOSED);
+    assert_eq!(in_flight(&proxy), 1.0);
+}
