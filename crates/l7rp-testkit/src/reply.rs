@@ -126,8 +126,8 @@ pub fn told(call: &mut Call<'_>) -> Then {
         }
         "big" => {
             call.send("HTTP/1.1 200 OK\r\nContent-Length: 33554432\r\n\r\n");
-            let part = [b'x'; 64 << 10];
-            if (0..512).all(|_| call.send(part)) { Then::Next } else { Then::Close }
+            let part = "x".repeat(64 << 10);
+            if (0..512).all(|_| call.send(&part)) { Then::Next } else { Then::Close }
         }
         other => {
             let status = other.parse::<u16>().unwrap_or_default();

@@ -2,13 +2,15 @@
 //! the first odd answer.
 
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicU16, Ordering::SeqCst};
+use std::fmt::Write;
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use l7rp_testkit::{Call, Gate, Origin, Proxy, SOON, Then, eventually, let_pass, reply, within};
 
-use crate::setup::{Setup, assert_failed, over, quiet};
+use crate::setup::{Setup, assert_failed, over, quiet, start};
 use crate::verdict::{CLOSED, TOUCHY, ejections, eligible, hear, is_eligible, state};
 
 const ROUND_ROBIN: &str = "selector: { algorithm: round-robin }";
@@ -93,15 +95,38 @@ fn a_cold_start_takes_a_moment_whatever_the_interval() {
 }
 
 #[test]
-fn a_cold_start_takes_a_moment_for_an_upstream_with_a_name_too() {
+fn a_cold_start_takes_a_moment_for_upstreams_with_names_too() {
+    const POOLS: usize = 16;
     let origin = Origin::start(reply::told);
-    let url = format!("http://localhost:{}", origin.address.port());
-    // The name is asked for at the same time as the first probe is due.
-    let proxy = probed(over(&[]).upstream(&url, "weight: 1"), "10s", "1s");
-    let began = Instant::now();
-    eventually(SOON * 2, || eligible(&proxy) == 1.0);
-    assert!(began.elapsed() < Duration::from_secs(5), "the probes take their time");
-    assert_eq!(proxy.get("/").text(), "good");
+    let port = origin.address.port();
+    let health = active("interval: 10s, timeout: 1s, healthy_threshold: 2");
+    let mut yaml = "listeners:\n- { name: web, bind: \"127.0.0.1:0\" }\n\
+                    routes:\n- { name: r, pool: p0 }\nupstream_pools:\n"
+        .to_owned();
+    for n in 0..POOLS {
+        let upstream = format!("{{ url: \"http://localhost:{port}\" }}");
+        let _ = writeln!(yaml, "- {{ name: p{n}, upstreams: [{upstream}], {health} }}");
+    }
+    // While the machine is busy, names are not there yet when the first probes are due.
+    let (began, is_over) = (Instant::now(), AtomicBool::new(false));
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                while !is_over.load(SeqCst) && began.elapsed() < SOON {
+                    std::hint::spin_loop();
+                }
+            });
+        }
+        let proxy = start(&yaml);
+        is_over.store(true, SeqCst);
+        let mut last = 0.0;
+        let all = within(Duration::from_secs(5), || {
+            last = eligible(&proxy);
+            (last == POOLS as f64).then_some(())
+        });
+        assert!(all.is_some(), "after half of an interval only {last} of {POOLS}");
+        assert_eq!(proxy.get("/").text(), "good");
+    });
 }
 
 #[test]
