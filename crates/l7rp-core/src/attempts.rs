@@ -37,6 +37,17 @@ pub struct Rules {
 }
 
 impl Rules {
+    /// Whether a request with this method may be tried again.
+    #[must_use]
+    pub fn may_retry(&self, method: &[u8]) -> bool {
+        self.max_attempts > 1 && self.methods.iter().any(|m| m.as_bytes() == method)
+    }
+
+    fn may_hedge(&self, method: &[u8]) -> bool {
+        let races = !self.hedge_after.is_zero() || self.hedge_after_percentile > 0.0;
+        races && self.hedgeable.iter().any(|m| m.as_bytes() == method)
+    }
+
     /// Whether a response with `status` is one that nobody would rather have than another:
     /// it wins a race at once.
     #[must_use]
@@ -80,6 +91,8 @@ pub struct Situation {
     pub told: bool,
     /// The process is on its way out.
     pub draining: bool,
+    /// How many tries it was: two that raced are one outcome.
+    pub tries: u32,
 }
 
 /// What to do after a try.
@@ -121,9 +134,14 @@ impl<'a> Plan<'a> {
     /// Whether the route lets this request be tried again, should it come to that.
     #[must_use]
     pub fn may_retry(&self) -> bool {
-        let listed =
-            |rules: &Rules| rules.methods.iter().any(|m| m.as_bytes() == self.request.method);
-        self.rules.is_some_and(|rules| rules.max_attempts > 1 && listed(rules))
+        self.rules.is_some_and(|rules| rules.may_retry(self.request.method))
+    }
+
+    /// Whether this request may come to cost an extra try.
+    #[must_use]
+    pub fn may_cost(&self) -> bool {
+        self.rules
+            .is_some_and(|r| r.may_retry(self.request.method) || r.may_hedge(self.request.method))
     }
 
     /// Whether a try may begin at `now`. A first one may have any time before the deadline.
@@ -144,7 +162,7 @@ impl<'a> Plan<'a> {
             let patient = self.connect_timeouts < MAX_CONNECT_TIMEOUTS;
             return if patient && self.may_begin(now) { Next::Elsewhere } else { Next::Give };
         }
-        self.sent += 1;
+        self.sent += at.tries;
         let Some(rules) = self.rules else { return Next::Give };
         let wanted = match outcome {
             Outcome::Answered { status, stay_away } => {
@@ -176,9 +194,9 @@ impl<'a> Plan<'a> {
     #[must_use]
     pub fn hedge_at(&self, began: Nanos, percentile: Option<Duration>) -> Nanos {
         let Some(rules) = self.rules else { return Nanos::NEVER };
-        let listed = || rules.hedgeable.iter().any(|m| m.as_bytes() == self.request.method);
         let after = percentile.unwrap_or(rules.hedge_after);
-        if after.is_zero() || self.sent > 0 || !self.request.whole || !listed() {
+        let may = self.request.whole && rules.may_hedge(self.request.method);
+        if after.is_zero() || self.sent > 0 || !may {
             return Nanos::NEVER;
         }
         let at = began.plus(after);

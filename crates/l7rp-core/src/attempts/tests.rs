@@ -4,7 +4,7 @@ use super::*;
 
 const MS: u64 = 1_000_000;
 const NOW: Nanos = Nanos(1_000 * MS);
-const FREE: Situation = Situation { replayable: true, told: false, draining: false };
+const FREE: Situation = Situation { replayable: true, told: false, draining: false, tries: 1 };
 
 fn rules() -> Rules {
     Rules {
@@ -143,7 +143,8 @@ fn hedges() {
     let percentile = Some(Duration::from_millis(30));
     let late = NOW.plus(Duration::from_millis(105));
     let in_parts = Request { whole: false, ..get() };
-    let only_percentile = Rules { hedge_after: Duration::ZERO, ..rules.clone() };
+    let only_percentile =
+        Rules { hedge_after: Duration::ZERO, hedge_after_percentile: 90.0, ..rules.clone() };
     for (rules, request, deadline, percentile, after) in [
         (&rules, get(), Nanos::NEVER, None, Some(100)),
         (&rules, get(), Nanos::NEVER, percentile, Some(30)),
@@ -163,6 +164,32 @@ fn hedges() {
     let _ = plan.after(status(503), NOW, FREE, 0);
     assert_eq!(plan.hedge_at(NOW, None), Nanos::NEVER, "only the first try gets company");
     assert_eq!(Plan::new(None, get(), Nanos::NEVER).hedge_at(NOW, percentile), Nanos::NEVER);
+}
+
+#[test]
+fn a_race_is_two_tries() {
+    let rules = rules();
+    let mut plan = Plan::new(Some(&rules), get(), Nanos::NEVER);
+    let raced = Situation { tries: 2, ..FREE };
+    assert!(matches!(plan.after(status(503), NOW, raced, 0), Next::Retry(_)));
+    assert_eq!(plan.after(status(503), NOW, FREE, 0), Next::Give);
+}
+
+#[test]
+fn what_may_cost_pays_in() {
+    let rules = Rules { max_attempts: 1, methods: vec!["PUT".into()], ..rules() };
+    for (request, may) in [(get(), true), (post(), false)] {
+        assert_eq!(Plan::new(Some(&rules), request, Nanos::NEVER).may_cost(), may);
+    }
+    let only_retries = Rules {
+        max_attempts: 2,
+        hedge_after: Duration::ZERO,
+        methods: vec!["POST".into()],
+        ..rules
+    };
+    assert!(Plan::new(Some(&only_retries), post(), Nanos::NEVER).may_cost());
+    assert!(!Plan::new(Some(&only_retries), get(), Nanos::NEVER).may_cost());
+    assert!(!Plan::new(None, get(), Nanos::NEVER).may_cost());
 }
 
 #[test]

@@ -81,18 +81,18 @@ pub(super) struct Attempt<'t, 's, 'a> {
 
 impl Attempt<'_, '_, '_> {
     /// Sends the request to the upstream of `place` and waits for the head of a response, which
-    /// is then in the workspace.
+    /// is then in the workspace. `may_reuse`: on a pooled connection, if there is one.
     pub(super) async fn run(
         &mut self,
         place: &mut Place<'_>,
         upload: &mut Upload,
         plan: &Plan<'_>,
+        mut may_reuse: bool,
     ) -> Result<Lap, Fault> {
         let worker = self.x.worker;
         let upstream = place.upstream();
         #[cfg(test)]
         super::panics::point(self.x, "in a try");
-        let mut may_reuse = true;
         loop {
             let (mut connection, reused) =
                 open(self.x, self.pool, upstream, self.deadline, may_reuse).await?;

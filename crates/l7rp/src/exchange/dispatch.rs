@@ -58,16 +58,21 @@ pub async fn run<'a>(
     deadline: Nanos,
 ) -> Result<Answered<'a>, Failure> {
     let key = hash_key(x, pool, client, sender);
-    let keep = route.plan.retry.as_ref().map_or(0, |retry| retry.max_replayable_body as u64);
+    let method = x.incoming.head.method_text.of(x.incoming.buf);
+    let keep = match (&route.retry, &route.plan.retry) {
+        (Some(rules), Some(retry)) if rules.may_retry(method) => retry.max_replayable_body as u64,
+        _ => 0,
+    };
     let mut upload = Upload::new(&x.incoming, &x.listener.plan.limits, x.max_body(route), keep)?;
     record.bytes_in = upload.content();
     let mut plan = Plan::new(route.retry.as_ref(), request(x, &upload), deadline);
-    if plan.may_retry() {
+    if plan.may_cost() {
         pool.budget.deposit();
     }
     let id = record.id;
     let attempt = Attempt { x, client, sender, space, route, pool, id, deadline, told: false };
-    let mut all = Tries { attempt, record, key, tried: Tried::new(), spare: None };
+    let tried = Tried::new();
+    let mut all = Tries { attempt, record, key, tried, may_reuse: true, spare: None };
     let result = all.run(&mut plan, &mut upload).await;
     let Tries { attempt, record, spare: kept, .. } = all;
     record.bytes_in = upload.content();
@@ -116,6 +121,8 @@ struct Tries<'t, 's, 'a> {
     record: &'t mut Record<'a>,
     key: u64,
     tried: Tried,
+    /// The try may use a pooled connection.
+    may_reuse: bool,
     /// The last answer that was not good enough.
     spare: Option<Given<'a>>,
 }
@@ -133,8 +140,10 @@ impl<'a> Tries<'_, '_, 'a> {
             if !plan.may_begin(process.clock.now()) {
                 return Err(last.unwrap_or(Failure::TotalTimeout));
             }
-            let place = self.take(again).map_err(|none| last.unwrap_or(none))?;
-            let first = self.record.attempts == 0;
+            // Once for each retry: one that is refused there does not go round and round.
+            let anywhere = std::mem::take(&mut again);
+            let place = self.take(anywhere).map_err(|none| last.unwrap_or(none))?;
+            let before = self.record.attempts;
             let result = self.one(place, plan, upload).await;
             let now = process.clock.now();
             let outcome = match &result {
@@ -148,12 +157,13 @@ impl<'a> Tries<'_, '_, 'a> {
                 replayable: upload.is_kept(),
                 told: self.attempt.told,
                 draining: process.is_draining(),
+                tries: self.record.attempts - before,
             };
             let next = match plan.after(outcome, now, situation, fastrand::u64(..)) {
                 Next::Retry(_) if !self.attempt.pool.may_try_again(now) => Next::Give,
                 next => next,
             };
-            if !first {
+            if before > 0 {
                 self.count_retry(next == Next::Give && result.is_ok());
             }
             let Next::Retry(at) = next else {
@@ -168,12 +178,15 @@ impl<'a> Tries<'_, '_, 'a> {
                 Err(failure) => last = Some(failure),
             }
             self.pause(upload, at).await?;
+            if process.is_draining() {
+                return Err(last.unwrap_or(Failure::Draining));
+            }
             again = true;
         }
     }
 
-    /// A place at an upstream that was not tried yet. `again`: or at one that was.
-    fn take(&mut self, again: bool) -> Result<Place<'a>, Failure> {
+    /// A place at an upstream that was not tried yet. `anywhere`: or at one that was.
+    fn take(&mut self, anywhere: bool) -> Result<Place<'a>, Failure> {
         let pool = self.attempt.pool;
         let worker = self.attempt.x.worker;
         let now = worker.process.clock.now();
@@ -181,10 +194,14 @@ impl<'a> Tries<'_, '_, 'a> {
             Wanted { tried: &self.tried, key: self.key, only_closed: false, worker: worker.index };
         let none = Tried::new();
         let taken = match pool.take(wanted, now, fastrand::u64(..)) {
-            Err(_) if again => pool.take(Wanted { tried: &none, ..wanted }, now, fastrand::u64(..)),
+            Err(_) if anywhere => {
+                pool.take(Wanted { tried: &none, ..wanted }, now, fastrand::u64(..))
+            }
             taken => taken,
         };
         let place = taken?;
+        // What has just failed there is not to be met again on a connection of the same age.
+        self.may_reuse = !self.tried.contains(place.ix());
         self.tried.insert(place.ix());
         Ok(place)
     }
@@ -201,7 +218,7 @@ impl<'a> Tries<'_, '_, 'a> {
         let hedge_at = plan.hedge_at(place.began(), self.percentile());
         let (mut place, ended) = if hedge_at == Nanos::NEVER {
             let mut place = place;
-            let ended = self.attempt.run(&mut place, upload, plan).await;
+            let ended = self.attempt.run(&mut place, upload, plan, self.may_reuse).await;
             (place, ended)
         } else {
             let Self { attempt, record, key, tried, .. } = self;
@@ -245,16 +262,24 @@ impl<'a> Tries<'_, '_, 'a> {
         }
     }
 
-    /// Waits for the time of the next try, or the client's leaving.
+    /// Waits for the time of the next try, the client's leaving, or the begin of a drain.
     async fn pause(&mut self, upload: &Upload, until: Nanos) -> Result<(), Failure> {
-        let buffers = &self.attempt.x.worker.buffers;
+        let worker = self.attempt.x.worker;
         let client = &mut *self.attempt.client;
         poll_fn(|cx| {
-            // What still belongs to the body must not be taken for the next request.
-            if upload.is_received()
-                && let Poll::Ready(failure) = client.poll_watch(cx, buffers)
-            {
-                return Poll::Ready(Err(failure));
+            let gone = if upload.is_received() {
+                client.poll_watch(cx, &worker.buffers).is_ready()
+            } else {
+                // What still belongs to the body must not be taken for the next request, but a
+                // reset can be told without reading.
+                let _ = client.stream.poll_readable(cx);
+                client.stream.has_failed()
+            };
+            if gone {
+                return Poll::Ready(Err(Failure::ClientGone));
+            }
+            if worker.process.is_draining() {
+                return Poll::Ready(Ok(()));
             }
             client.timer.poll(cx, until).map(Ok)
         })

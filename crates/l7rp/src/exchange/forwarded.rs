@@ -46,18 +46,43 @@ pub fn sender(listener: &Listener, client: &Client, incoming: &Incoming<'_>) -> 
     if proxies.is_empty() || !client.peer.is_some_and(trusted) {
         return Sender { trusted: false, named: None, text: None };
     }
-    let lines = values(incoming.buf, &incoming.head.fields, Name::XForwardedFor);
-    let named = lines
-        .rev()
-        .flat_map(|line| line.rsplit(|&b| b == b','))
-        .map(<[u8]>::trim_ascii)
-        .filter(|item| !item.is_empty())
-        .map(parse_address)
-        // What stands left of something unreadable cannot be believed either.
-        .take_while(Option::is_some)
-        .flatten()
-        .find(|&ip| !trusted(ip));
+    let of = |name| values(incoming.buf, &incoming.head.fields, name);
+    let is_there = |name| of(name).next().is_some();
+    // Who adds to one of the two and not to the other leaves it behind; the first is the one
+    // that nearly everybody adds to.
+    let named = if is_there(Name::XForwardedFor) {
+        first_unknown(items(of(Name::XForwardedFor)), trusted)
+    } else {
+        first_unknown(items(of(Name::Forwarded)).map(for_parameter), trusted)
+    };
     Sender { trusted: true, named, text: named.map(|ip| ip.to_string().into()) }
+}
+
+/// The items of a list in several lines, from the right.
+fn items<'a>(lines: impl DoubleEndedIterator<Item = &'a [u8]>) -> impl Iterator<Item = &'a [u8]> {
+    let items = lines.rev().flat_map(|line| line.rsplit(|&b| b == b','));
+    items.map(<[u8]>::trim_ascii).filter(|item| !item.is_empty())
+}
+
+/// The first address that is not trusted. What stands left of something unreadable cannot be
+/// believed either.
+fn first_unknown<'a>(
+    items: impl Iterator<Item = &'a [u8]>,
+    trusted: impl Fn(IpAddr) -> bool,
+) -> Option<IpAddr> {
+    items.map(parse_address).take_while(Option::is_some).flatten().find(|&ip| !trusted(ip))
+}
+
+/// The value of `for` in an element of `Forwarded` (RFC 7239 §4), without its quotes; empty if
+/// there is none.
+fn for_parameter(element: &[u8]) -> &[u8] {
+    let value = element.split(|&b| b == b';').find_map(|pair| {
+        let pair = pair.trim_ascii();
+        let (name, value) = pair.split_at_checked(4)?;
+        name.eq_ignore_ascii_case(b"for=").then_some(value)
+    });
+    let value = value.unwrap_or_default();
+    value.strip_prefix(b"\"").and_then(|v| v.strip_suffix(b"\"")).unwrap_or(value)
 }
 
 /// Whom a rate limit counts a request for: the client, or, if `hops` is not 0, the address that
@@ -70,12 +95,7 @@ pub fn limited_client(
 ) -> Option<IpAddr> {
     let Some(before) = hops.checked_sub(1) else { return sender.ip(client) };
     let lines = values(incoming.buf, &incoming.head.fields, Name::XForwardedFor);
-    lines
-        .rev()
-        .flat_map(|line| line.rsplit(|&b| b == b','))
-        .nth(before as usize)
-        .and_then(|item| parse_address(item.trim_ascii()))
-        .or_else(|| sender.ip(client))
+    items(lines).nth(before as usize).and_then(parse_address).or_else(|| sender.ip(client))
 }
 
 /// An address as it stands in `X-Forwarded-For`: bare, in brackets, or with a port.
@@ -91,6 +111,21 @@ fn parse_address(item: &[u8]) -> Option<IpAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn for_parameters_as_the_rfc_shows_them() {
+        for (element, value) in [
+            ("for=192.0.2.60;proto=http;by=203.0.113.43", "192.0.2.60"),
+            ("For=\"[2001:db8:cafe::17]:4711\"", "[2001:db8:cafe::17]:4711"),
+            ("proto=https; for=192.0.2.43", "192.0.2.43"),
+            ("for=unknown", "unknown"),
+            ("by=203.0.113.43", ""),
+            ("for", ""),
+            ("", ""),
+        ] {
+            assert_eq!(for_parameter(element.as_bytes()), value.as_bytes(), "{element}");
+        }
+    }
 
     #[test]
     fn addresses_as_proxies_write_them() {

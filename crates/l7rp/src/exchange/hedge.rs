@@ -2,10 +2,11 @@
 //! Barroso, "The Tail at Scale", CACM 2013). A good response wins at once; anything else waits
 //! for the other. The loser is given up, and nothing is held against it.
 
+use std::cell::Cell;
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::rc::Rc;
-use std::task::Poll;
+use std::task::{Context, Poll};
 
 use l7rp_core::attempts::Plan;
 use l7rp_core::failure::{Again, Failure, Malformed};
@@ -50,11 +51,17 @@ pub(super) async fn race<'a>(
     let x = attempt.x;
     let clock = x.worker.process.clock;
     let ended = {
-        let mut first = pin!(attempt.run(&mut place, upload, plan));
-        match alone_until(first.as_mut(), clock.instant(hedge_at)).await {
+        let result = Cell::new(None);
+        let future = pin!(async {
+            result.set(Some(attempt.run(&mut place, upload, plan, true).await));
+            // It has the client: it hears of its leaving after its own end, too.
+            poll_fn(|cx| attempt.client.poll_watch(cx, &x.worker.buffers)).await
+        });
+        let mut first = First { future, result: &result };
+        match first.alone_until(clock.instant(hedge_at)).await {
             Some(ended) => Finish::First(ended),
             None => match second.place(tried) {
-                None => Finish::First(first.await),
+                None => Finish::First(poll_fn(|cx| first.poll(cx)).await),
                 Some(other) => {
                     record.attempts += 1;
                     record.hedged = true;
@@ -90,17 +97,31 @@ pub(super) async fn race<'a>(
     }
 }
 
-/// Waits for `first`, but not longer than until `then`.
-async fn alone_until(
-    mut first: Pin<&mut impl Future<Output = Ended>>,
-    then: tokio::time::Instant,
-) -> Option<Ended> {
-    let mut company = pin!(tokio::time::sleep_until(then));
-    poll_fn(|cx| match first.as_mut().poll(cx) {
-        Poll::Ready(ended) => Poll::Ready(Some(ended)),
-        Poll::Pending => company.as_mut().poll(cx).map(|()| None),
-    })
-    .await
+/// The first try, on its way.
+struct First<'t, F> {
+    /// Ready when the client has left.
+    future: Pin<&'t mut F>,
+    result: &'t Cell<Option<Ended>>,
+}
+
+impl<F: Future<Output = Failure>> First<'_, F> {
+    /// Ready with what came of it, and later, if polled on, with the client's leaving.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Ended> {
+        match self.future.as_mut().poll(cx) {
+            Poll::Ready(gone) => Poll::Ready(Err(gone.into())),
+            Poll::Pending => self.result.take().map_or(Poll::Pending, Poll::Ready),
+        }
+    }
+
+    /// Waits for it, but not longer than until `then`.
+    async fn alone_until(&mut self, then: tokio::time::Instant) -> Option<Ended> {
+        let mut company = pin!(tokio::time::sleep_until(then));
+        poll_fn(|cx| match self.poll(cx) {
+            Poll::Ready(ended) => Poll::Ready(Some(ended)),
+            Poll::Pending => company.as_mut().poll(cx).map(|()| None),
+        })
+        .await
+    }
 }
 
 /// How a race ended: whose result counts.
@@ -170,7 +191,7 @@ impl<'t, 'a> Second<'t, 'a> {
     /// Runs both to the end of the race.
     async fn run(
         &self,
-        mut first: Pin<&mut impl Future<Output = Ended>>,
+        mut first: First<'_, impl Future<Output = Failure>>,
         mut place: Place<'a>,
     ) -> Finish<'a> {
         let clock = self.x.worker.process.clock;
@@ -182,9 +203,7 @@ impl<'t, 'a> Second<'t, 'a> {
             let mut second = pin!(self.exchange(&mut place));
             let mut late = pin!(tokio::time::sleep_until(clock.instant(until)));
             poll_fn(|cx| {
-                if first_ended.is_none()
-                    && let Poll::Ready(ended) = first.as_mut().poll(cx)
-                {
+                if let Poll::Ready(ended) = first.poll(cx) {
                     let over = self.is_over(&ended);
                     first_ended = Some(ended);
                     if over {

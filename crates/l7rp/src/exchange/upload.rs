@@ -19,6 +19,9 @@ use crate::worker::{SMALL, Worker};
 
 /// Buffers of a body that are moved before others get their turn.
 pub(super) const MAX_TURNS: u32 = 8;
+/// Octets of chunk framing that are kept beside as many of content and the route's bound for
+/// it: chunks of any sense need less, and their number must not make the bound idle.
+const FRAMING: usize = 16 << 10;
 /// No body is too slow before this.
 const RATE_GRACE: Duration = Duration::from_secs(10);
 
@@ -234,7 +237,9 @@ impl Upload {
             self.buf = if long { worker.buffers.large() } else { worker.buffers.small() };
         }
         // What was written is kept or forgotten.
-        let from = if self.whole && self.body.content() <= self.keep { self.len } else { 0 };
+        let bound = 2 * self.keep as usize + FRAMING;
+        let keep = self.whole && self.body.content() <= self.keep && self.len <= bound;
+        let from = if keep { self.len } else { 0 };
         self.whole &= from == self.len;
         self.buf.truncate(from);
         (self.at, self.len) = (from, from);
