@@ -34,18 +34,31 @@ impl Proxy {
     /// It does not start.
     #[track_caller]
     pub fn start(program: impl AsRef<Path>, yaml: &str) -> Self {
-        let mut proxy = Self::spawn(program, yaml);
+        Self::spawn(program, yaml).serving(yaml)
+    }
+
+    /// Starts `program` with these flags, and waits until it serves.
+    ///
+    /// # Panics
+    /// It does not start.
+    #[track_caller]
+    pub fn start_with(program: impl AsRef<Path>, flags: &[&str]) -> Self {
+        Self::run(program, flags).serving(&flags.join(" "))
+    }
+
+    #[track_caller]
+    fn serving(mut self, what: &str) -> Self {
         let started = within(SOON, || {
-            if proxy.exit_code().is_some() {
+            if self.exit_code().is_some() {
                 return Some(None);
             }
-            proxy.events("proxy_started").pop().map(Some)
+            self.events("proxy_started").pop().map(Some)
         });
         match started.flatten() {
-            Some(event) => proxy.started = event,
-            None => panic!("l7rp does not start:\n{yaml}\n{}", proxy.report()),
+            Some(event) => self.started = event,
+            None => panic!("l7rp does not start:\n{what}\n{}", self.report()),
         }
-        proxy
+        self
     }
 
     /// Starts `program` with the file `yaml`, and waits for nothing.
@@ -250,6 +263,18 @@ impl Proxy {
         let status = std::fs::read_to_string(path).expect("it runs");
         let line = status.lines().find(|l| l.starts_with("VmRSS:")).expect("a resident size");
         line.split_ascii_whitespace().nth(1).and_then(|n| n.parse::<u64>().ok()).expect("kB") << 10
+    }
+
+    /// Time that it has spent on processors.
+    pub fn processor_time(&self) -> Duration {
+        let path = format!("/proc/{}/stat", self.pid());
+        let stat = std::fs::read_to_string(path).expect("it runs");
+        // The name in brackets may hold anything.
+        let (_, after) = stat.rsplit_once(')').expect("a name");
+        let fields: Vec<u64> =
+            after.split_ascii_whitespace().map(|field| field.parse().unwrap_or(0)).collect();
+        let ticks = fields[11] + fields[12];
+        Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second())
     }
 
     /// Open descriptors.

@@ -5,9 +5,11 @@
 #![allow(clippy::float_cmp, reason = "counts in metrics are whole numbers")]
 #![allow(clippy::print_stdout, reason = "measurements are told to who asks for them")]
 
+mod backup;
 mod balancing;
 mod bodies;
 mod body_rate;
+mod breaker;
 mod capacity;
 mod cases_framing;
 mod cases_limits;
@@ -15,14 +17,21 @@ mod connections;
 mod corners;
 mod drain;
 mod failures;
+mod faults_client;
+mod faults_proxy;
+mod faults_upstream;
 mod fields;
 mod forwarding;
+mod half_open;
+mod health;
 mod hedge;
 mod hedge_when;
+mod leftovers;
 mod limits;
 mod measure;
 mod memory;
 mod observability;
+mod passive;
 mod pipelining;
 mod rate_limit;
 mod retry;
@@ -40,4 +49,6 @@ mod trailers;
 mod tries;
 mod tunnel_ends;
 mod upgrade;
+mod verdict;
 mod websocket;
+mod without_file;

@@ -1,6 +1,7 @@
 //! Configurations, and what every answer of the proxy itself must have.
 
 use std::fmt::Write;
+use std::time::Duration;
 
 use l7rp_testkit::{Client, Message, Origin, Proxy, SOON, within};
 
@@ -128,4 +129,25 @@ pub fn assert_counts(proxy: &Proxy, name: &str, labels: &[(&str, &str)], expecte
 /// The sum of requests in progress at all upstreams.
 pub fn in_flight(proxy: &Proxy) -> f64 {
     proxy.metrics().sum("proxy_upstream_inflight", &[])
+}
+
+/// Waits until nothing is in progress any more: no request at any upstream, no tunnel, and every
+/// try that was logged is counted once, with a status or without.
+#[track_caller]
+pub fn quiet(proxy: &Proxy) {
+    let mut seen = String::new();
+    let is_quiet = within(Duration::from_secs(2), || {
+        let metrics = proxy.metrics();
+        let (in_flight, tunnels) =
+            (metrics.sum("proxy_upstream_inflight", &[]), metrics.sum("proxy_tunnels", &[]));
+        let counted = metrics.sum("proxy_upstream_requests_total", &[]);
+        let logged: u64 = proxy
+            .events("request_completed")
+            .iter()
+            .filter_map(|line| line["attempts"].as_u64())
+            .sum();
+        seen = format!("{in_flight} in flight, {tunnels} tunnels, {counted} of {logged} tries");
+        (in_flight == 0.0 && tunnels == 0.0 && counted == logged as f64).then_some(())
+    });
+    assert!(is_quiet.is_some(), "{seen}");
 }
