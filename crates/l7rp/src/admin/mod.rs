@@ -2,6 +2,7 @@
 //! thread: they answer while all workers are busy, and to the end of a drain.
 
 use std::fmt::Write;
+use std::fs::File;
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,14 +34,41 @@ struct Answer {
 
 const TEXT: &str = "text/plain; charset=utf-8";
 
+/// Descriptors held back, so that what is wrong can be asked for when there are no others.
+#[derive(Default)]
+struct Reserve(Vec<File>);
+
+impl Reserve {
+    /// One for a connection, and some for the files that metrics are read from.
+    const SIZE: usize = 4;
+
+    fn fill(&mut self) {
+        while self.0.len() < Self::SIZE
+            && let Ok(file) = File::open("/dev/null")
+        {
+            self.0.push(file);
+        }
+    }
+}
+
 /// Serves the endpoints. Never returns while the socket works.
 pub async fn serve(socket: Bound, process: Arc<Process>) {
     let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     // A socket that the runtime refuses leaves the proxy without these endpoints, no more.
     let Ok(socket) = Accepting::new(socket) else { return };
+    let mut reserve = Reserve::default();
     loop {
         let Ok(place) = places.clone().acquire_owned().await else { return };
-        let Ok((stream, _)) = poll_fn(|cx| socket.poll_accept(cx)).await else {
+        // Not while somebody is served who may need what was held back.
+        if places.available_permits() + 1 == MAX_CONNECTIONS {
+            reserve.fill();
+        }
+        let mut accepted = poll_fn(|cx| socket.poll_accept(cx)).await;
+        if accepted.is_err() {
+            reserve.0.clear();
+            accepted = poll_fn(|cx| socket.poll_accept(cx)).await;
+        }
+        let Ok((stream, _)) = accepted else {
             tokio::time::sleep(SHORTAGE_PAUSE).await;
             continue;
         };

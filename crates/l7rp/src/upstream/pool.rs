@@ -216,8 +216,9 @@ impl Pool {
             .min();
         match soonest {
             Some(at) => {
-                let wait = at.since(now).as_secs_f64().ceil().max(1.0);
-                Failure::BreakerOpen { wait: wait as u32 }
+                // The end is rounded up to a ms; a second more would be too much to wait for that.
+                let wait = at.since(now).saturating_sub(Duration::from_millis(1));
+                Failure::BreakerOpen { wait: wait.as_secs_f64().ceil().max(1.0) as u32 }
             }
             None if standing.iter().any(|s| !s.resolved) => Failure::Unresolved,
             None => Failure::NoUpstream,

@@ -40,9 +40,12 @@ pub async fn keep_probed(pool: Arc<Pool>, ix: usize, clock: Clock) {
             tokio::time::sleep(APART).await;
         }
         let began = clock.now();
-        let probe = probe(&upstream, &request, &plan);
-        let (good, why) = match tokio::time::timeout(plan.timeout, probe).await {
-            Ok(Ok(status)) => (is_expected(&plan, status), format!("status:{status}")),
+        let asked = tokio::time::timeout(plan.timeout, ask(&upstream, &request, &plan)).await;
+        let (good, why) = match &asked {
+            Ok(Ok(answer)) => {
+                let status = answer.head.status;
+                (is_expected(&plan, status), format!("status:{status}"))
+            }
             // What this machine lacks says nothing about the upstream.
             Ok(Err(Failure::LocalShortage)) => {
                 tokio::time::sleep(plan.interval).await;
@@ -51,7 +54,12 @@ pub async fn keep_probed(pool: Arc<Pool>, ix: usize, clock: Clock) {
             Ok(Err(failure)) => (false, failure.meaning().reason.to_owned()),
             Err(_) => (false, "timeout".to_owned()),
         };
-        if !pool.probed(ix, good, why, clock.now()) {
+        let again = pool.probed(ix, good, why, clock.now());
+        if let Ok(Ok(answer)) = asked {
+            // Closing over unread octets would look like an abort in the upstream's log.
+            let _ = tokio::time::timeout(plan.timeout / 4, answer.drain()).await;
+        }
+        if !again {
             let pause = plan.interval.mul_f64(0.95 + fastrand::f64() / 10.0);
             tokio::time::sleep_until(clock.instant(began.plus(pause))).await;
         }
@@ -76,8 +84,16 @@ fn is_expected(plan: &ActiveHealth, status: u16) -> bool {
     plan.expected_status.iter().any(|&(from, to)| (from..=to).contains(&status))
 }
 
-/// Sends one probe; the status of the response.
-async fn probe(upstream: &Upstream, request: &str, plan: &ActiveHealth) -> Result<u16, Failure> {
+/// The answer to a probe, as far as its head.
+struct Answer {
+    stream: Stream,
+    head: Response,
+    buf: Vec<u8>,
+    body_at: usize,
+}
+
+/// Sends one probe and waits for the head of the response.
+async fn ask(upstream: &Upstream, request: &str, plan: &ActiveHealth) -> Result<Answer, Failure> {
     // The whole probe has a limit; the connection needs none of its own.
     let connected = connect(upstream, plan.timeout * 2).await;
     let mut stream = connected.map_err(|(failure, _)| failure)?;
@@ -104,29 +120,26 @@ async fn probe(upstream: &Upstream, request: &str, plan: &ActiveHealth) -> Resul
             return Err(Failure::ResponseHeadTooLarge);
         }
     };
-    // Closing over unread octets would look like an abort in the upstream's log.
-    let drain = drain(&mut stream, buf, body_at, &head);
-    let _ = tokio::time::timeout(plan.timeout / 4, drain).await;
-    Ok(head.status)
+    Ok(Answer { stream, head, buf, body_at })
 }
 
-/// Reads the body to its end, within bounds.
-async fn drain(stream: &mut Stream, mut buf: Vec<u8>, body_at: usize, head: &Response) {
-    let mut body = Body::new(head.framing, MAX_BODY);
-    let mut taken = 0;
-    let mut from = body_at;
-    loop {
-        match body.scan(&buf[from..]) {
-            Ok(seen) if !seen.done && taken < MAX_BODY => {}
-            _ => return,
-        }
-        taken += buf.len() - from;
-        (from, buf) = (0, {
-            buf.clear();
-            buf
-        });
-        if read(stream, &mut buf).await.is_none() {
-            return;
+impl Answer {
+    /// Reads the body to its end, within bounds.
+    async fn drain(mut self) {
+        let mut body = Body::new(self.head.framing, MAX_BODY);
+        let mut taken = 0;
+        let mut from = self.body_at;
+        loop {
+            match body.scan(&self.buf[from..]) {
+                Ok(seen) if !seen.done && taken < MAX_BODY => {}
+                _ => return,
+            }
+            taken += self.buf.len() - from;
+            from = 0;
+            self.buf.clear();
+            if read(&mut self.stream, &mut self.buf).await.is_none() {
+                return;
+            }
         }
     }
 }

@@ -386,7 +386,7 @@ fn why_an_upstream_is_taken_out_is_told() {
                 if call.number < 3 { reply::told(call) } else { script(call) }
             },
         );
-        let proxy = probed(over(&[&origin]), "100ms", "90ms");
+        let proxy = probed(over(&[&origin]), "400ms", "390ms");
         assert_eq!(hear(&proxy, &origin, "ineligible")["why"], why);
         assert_eq!(ejections(&proxy, Some(why)), 1.0, "{why}");
         assert!(!is_eligible(&proxy, &origin));
