@@ -82,18 +82,34 @@ impl Eligible {
     }
 }
 
-/// The position of the `k`-th set bit, by halving; `word` has more than `k` set bits.
-fn nth_bit(mut word: u64, mut k: u32) -> u32 {
-    let mut at = 0;
-    for half in [32, 16, 8, 4, 2, 1] {
-        let low = (word & ((1 << half) - 1)).count_ones();
-        if k >= low {
-            k -= low;
-            word >>= half;
-            at += half;
-        }
-    }
-    at
+/// The position of the `k`-th set bit; `word` has more than `k` set bits.
+///
+/// Broadword selection, after Vigna: first which octet, then which bit of it, both by comparing
+/// running sums with `k` in all eight octets of a word at once. Halving needs six counts of
+/// bits, each a dozen steps on a processor that is not known to count in one.
+fn nth_bit(word: u64, k: u32) -> u32 {
+    const ONES: u64 = 0x0101_0101_0101_0101;
+    const TOPS: u64 = 0x80 * ONES;
+    const NIBBLES: u64 = 0x0f * ONES;
+    const PAIRS: u64 = 0x33 * ONES;
+    const EVEN: u64 = 0x55 * ONES;
+    // How many octets of `sums` are at most k; all of them are below 128.
+    let at_most = |sums: u64, k: u64| {
+        let tops = ((k * ONES) | TOPS).wrapping_sub(sums) & TOPS;
+        (tops >> 7).wrapping_mul(ONES) >> 56
+    };
+
+    let pairs = word - ((word >> 1) & EVEN);
+    let nibbles = (pairs & PAIRS) + ((pairs >> 2) & PAIRS);
+    // Octet i: the set bits up to and with octet i of the word.
+    let sums = ((nibbles + (nibbles >> 4)) & NIBBLES).wrapping_mul(ONES);
+    let octet = 8 * at_most(sums, u64::from(k));
+    let k = u64::from(k) - (((sums << 8) >> octet) & 0xff);
+
+    // Bit i of that octet goes to octet i, as 0 or 1.
+    let spread = ((word >> octet) & 0xff).wrapping_mul(ONES) & 0x8040_2010_0804_0201;
+    let bits = ((spread + (TOPS - ONES)) >> 7) & ONES;
+    (octet + at_most(bits.wrapping_mul(ONES), k)) as u32
 }
 
 #[cfg(test)]
@@ -115,6 +131,20 @@ mod tests {
         assert!(set.set(3, false));
         assert_eq!(set.iter().collect::<Vec<_>>(), [69]);
         assert!(Eligible::new(0).is_empty());
+    }
+
+    #[test]
+    fn finds_the_bit_in_any_word() {
+        let mut rng = fastrand::Rng::with_seed(2);
+        let edges = [u64::MAX, 0x80 << 56, 0xff, 0xff << 56, 0x8080_8080_8080_8080];
+        let single = (0..64).map(|bit| 1 << bit);
+        let random = (0..10_000).map(|_| rng.u64(..) & rng.u64(..) | rng.u64(..) & rng.u64(..));
+        for word in edges.into_iter().chain(single).chain(random) {
+            let positions = (0..64).filter(|bit| word >> bit & 1 == 1);
+            for (k, want) in (0..).zip(positions) {
+                assert_eq!(nth_bit(word, k), want, "{k} of {word:#x}");
+            }
+        }
     }
 
     #[test]
