@@ -9,3 +9,6 @@ pub mod pool;
 pub mod probe;
 pub mod resolve;
 mod standing;
+
+#[cfg(test)]
+mod simulation;
