@@ -135,32 +135,50 @@ impl Pool {
         now: Nanos,
         draw: u64,
     ) -> Option<Place<'_>> {
-        let ramp = self.plan.slow_start;
+        let mut is_warm = true;
+        let cold = |ix: usize, draw| {
+            let since = self.upstreams.get(ix).map_or(0, |u| u.eligible_since.load(Relaxed));
+            let warm = since == 0 || ramp::accepts(Nanos(since), now, self.plan.slow_start, draw);
+            is_warm &= warm;
+            !warm
+        };
+        let taken = self.take_unless(eligible, wanted, now, draw, cold);
+        if taken.is_some() || is_warm {
+            return taken;
+        }
+        // Better one that still warms up than nobody.
+        self.take_unless(eligible, wanted, now, !draw, |_, _| false)
+    }
+
+    /// A place at one that is selectable, unless `not_now` passes it over.
+    fn take_unless(
+        &self,
+        eligible: &Eligible,
+        wanted: Wanted<'_>,
+        now: Nanos,
+        mut draw: u64,
+        mut not_now: impl FnMut(usize, u64) -> bool,
+    ) -> Option<Place<'_>> {
         let mut passed = None;
-        let mut ramping = None;
-        let mut draw = draw;
         // Each round but the last loses a race for a place or passes one upstream over.
         for _ in 0..=2 * self.upstreams.len() {
             let tried = passed.as_ref().unwrap_or(wanted.tried);
             let ask = Ask { seats: &self.seats, eligible, tried, key: wanted.key, now, draw };
-            let Some(ix) = self.selector.pick(&ask) else { break };
-            let upstream = self.upstreams.get(ix)?;
-            let since = upstream.eligible_since.load(Relaxed);
-            let takes = since == 0 || ramp::accepts(Nanos(since), now, ramp, draw);
+            let ix = self.selector.pick(&ask)?;
+            let wait = not_now(ix, draw);
             draw = draw.rotate_left(29).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            let full = || self.seats.get(ix).is_none_or(|seat| !seat.has_room());
-            if !takes {
-                ramping = ramping.or(Some(ix));
-            } else if let Some(place) = self.enter(ix, wanted, now) {
-                return Some(place);
-            } else if full() {
-                // Another worker took its last place; the next round knows.
-                continue;
+            if !wait {
+                if let Some(place) = self.enter(ix, wanted, now) {
+                    return Some(place);
+                }
+                if self.seats.get(ix).is_none_or(|seat| !seat.has_room()) {
+                    // Another worker took its last place; the next round knows.
+                    continue;
+                }
             }
             passed.get_or_insert_with(|| wanted.tried.clone()).insert(ix);
         }
-        // Better one that still warms up than nobody.
-        self.enter(ramping?, wanted, now)
+        None
     }
 
     /// Takes one extra try from the budget. False, and counted: there is none left.

@@ -191,10 +191,6 @@ impl<'a> Both<'a> {
                 one.errors += 1;
                 Some(true)
             }
-            End::Stale(_) => {
-                one.errors += 1;
-                None
-            }
             End::Failed(_) => {
                 one.cancels += 1;
                 None

@@ -99,10 +99,15 @@ impl Model {
             return Failure::Capacity(Scope::Upstream);
         }
         let well = self.upstreams.iter().filter(|one| one.is_well());
-        let soonest = well.filter_map(|one| one.breaker.opens_at()).min();
+        // What a test will show may be known at any moment.
+        let when = |one: &Upstream| {
+            one.breaker.opens_at().map(|at| if one.is_half_open() { now } else { at })
+        };
+        let soonest = well.filter_map(when).min();
         if let Some(at) = soonest {
             // At least one second, and whole ones: it goes into a header field.
-            let wait = at.0.saturating_sub(now.0).div_ceil(1_000_000_000).max(1);
+            let left = at.0.saturating_sub(now.0).saturating_sub(1_000_000);
+            let wait = left.div_ceil(1_000_000_000).max(1);
             return Failure::BreakerOpen { wait: wait as u32 };
         }
         if self.upstreams.iter().all(|one| one.resolved) {

@@ -225,8 +225,9 @@ impl<'a> World<'a> {
             }
         };
         if over {
+            let tries = 1 + u32::from(r.second.is_some());
             let (held, ended) = self.finish_race(&mut r);
-            self.judge(r, held, ended);
+            self.judge(r, held, ended, tries);
         } else {
             self.requests.insert(r.id, r);
         }
@@ -281,7 +282,7 @@ impl<'a> World<'a> {
     }
 
     /// The end of `Tries::one`, and what `Tries::run` makes of it.
-    fn judge(&mut self, mut r: Request<'a>, held: Held<'a>, ended: Ended) {
+    fn judge(&mut self, mut r: Request<'a>, held: Held<'a>, ended: Ended, tries: u32) {
         let now = self.both.now;
         let given = match ended {
             Ok(status) => Ok((held, status)),
@@ -303,6 +304,7 @@ impl<'a> World<'a> {
             replayable: r.kind.replayable,
             told: self.both.rng.u32(..50) == 0,
             draining: self.draining,
+            tries,
         };
         let next = r.plan.after(outcome, now, situation, self.both.rng.u64(..));
         self.both.trail.note(now, Step::Next { id: r.id, next });
@@ -373,12 +375,12 @@ impl<'a> World<'a> {
             assert_eq!(next, if wanted { Next::Elsewhere } else { Next::Give });
             return;
         }
-        r.counts.sent += 1;
+        r.counts.sent += at.tries;
         let Some(rules) = &self.setup.rules else {
             assert_eq!(next, Next::Give);
             return;
         };
-        assert!(r.counts.sent <= rules.max_attempts.max(1), "{} tries", r.counts.sent);
+        assert!(r.counts.sent <= rules.max_attempts.max(at.tries), "{} tries", r.counts.sent);
         let wanted = match outcome {
             Outcome::Answered { status, stay_away } => {
                 rules.retry_on.contains(&status) && !stay_away
@@ -483,7 +485,6 @@ impl<'a> World<'a> {
 fn end(ended: Ended) -> End {
     match ended {
         Ok(status) => End::Answered(status),
-        Err(Fault { failure, stale: true }) => End::Stale(failure),
-        Err(Fault { failure, stale: false }) => End::Failed(failure),
+        Err(Fault { failure, .. }) => End::Failed(failure),
     }
 }

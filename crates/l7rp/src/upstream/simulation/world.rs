@@ -197,7 +197,7 @@ impl<'a> World<'a> {
         let leaves = rng.u32(..100) < self.setup.leaving;
         self.both.trail.note(now, Step::Arrived { id });
         self.both.seen.count("request");
-        if r.plan.may_retry() {
+        if r.plan.may_cost() {
             self.both.first_try();
         }
         if leaves {

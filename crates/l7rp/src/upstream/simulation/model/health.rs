@@ -52,8 +52,9 @@ impl Probed {
         if in_a_row < enough || self.judged == Some(good) {
             return false;
         }
+        // A new one that is bad stays out: no change.
+        self.changes += u64::from(self.judged == Some(true) || good);
         self.judged = Some(good);
-        self.changes += 1;
         if good {
             self.ejected = false;
         }
