@@ -331,17 +331,16 @@ impl Pool {
         });
     }
 
-    /// Takes the upstream at `ix` out for the way it answers, unless too many are out for that
-    /// already: what makes all of them look bad is rather something they share.
+    /// Takes the upstream at `ix` out for the way it answers, unless half of the pool is out
+    /// already, whatever for: what makes all of them look bad is rather something they share.
     fn eject(&self, ix: usize, why: &'static str) {
         let mut standing = lock(&self.standing);
-        let out = standing.iter().filter(|s| s.ejected).count();
+        let out = standing.iter().filter(|s| !s.is_healthy()).count();
         if out >= (self.upstreams.len() / 2).max(1) {
             return;
         }
         let Some(one) = standing.get_mut(ix) else { return };
         if one.health.as_mut().is_some_and(Health::eject) {
-            one.ejected = true;
             self.refresh_locked(&standing, ix);
             drop(standing);
             self.health_changed(ix, true, false, why.to_owned());
@@ -358,7 +357,6 @@ impl Pool {
         let change = health.probed(good);
         let again = health.is_settling();
         let Some(eligible) = change else { return again };
-        one.ejected = false;
         if let Some(upstream) = self.upstreams.get(ix).filter(|_| eligible) {
             upstream.eligible_since.store(now.0, Relaxed);
             if let Some(passive) = &upstream.passive {

@@ -14,17 +14,20 @@ pub(super) struct Standing {
     pub(super) resolved: bool,
     /// What probes say; `None`: nobody probes it.
     pub(super) health: Option<Health>,
-    /// It was scoring that took it out.
-    pub(super) ejected: bool,
 }
 
 impl Standing {
     pub(super) fn new(upstream: &Upstream, health: Option<Health>) -> Self {
-        Self { resolved: !upstream.is_named(), health, ejected: false }
+        Self { resolved: !upstream.is_named(), health }
     }
 
     /// Whether it may be chosen if its breaker agrees.
     pub(super) fn is_well(&self) -> bool {
-        self.resolved && self.health.as_ref().is_none_or(Health::is_eligible)
+        self.resolved && self.is_healthy()
+    }
+
+    /// Whether probes, if there are any, say so.
+    pub(super) fn is_healthy(&self) -> bool {
+        self.health.as_ref().is_none_or(Health::is_eligible)
     }
 }

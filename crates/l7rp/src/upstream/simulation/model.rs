@@ -144,8 +144,9 @@ impl Model {
 
     /// Whether scoring would take out the upstream at `ix`, if it is bad.
     pub fn may_eject(&self, ix: usize) -> bool {
-        let (out, most) = self.ejected();
-        out < most && self.upstreams[ix].probed.as_ref().is_some_and(Probed::is_in)
+        let (_, most) = self.ejected();
+        let out = self.those(|_, one| one.probed.as_ref().is_some_and(|p| !p.is_in()));
+        out.len() < most && self.upstreams[ix].probed.as_ref().is_some_and(Probed::is_in)
     }
 
     pub fn is_failure(&self, status: u16) -> bool {
