@@ -159,6 +159,8 @@ impl<'a> Plan<'a> {
             && failure.meaning().again == Again::Unsent
         {
             self.connect_timeouts += u32::from(failure == Failure::ConnectTimeout);
+            // The other of a race was sent.
+            self.sent += at.tries - 1;
             let patient = self.connect_timeouts < MAX_CONNECT_TIMEOUTS;
             return if patient && self.may_begin(now) { Next::Elsewhere } else { Next::Give };
         }
@@ -166,7 +168,8 @@ impl<'a> Plan<'a> {
         let Some(rules) = self.rules else { return Next::Give };
         let wanted = match outcome {
             Outcome::Answered { status, stay_away } => {
-                !stay_away && rules.retry_on.contains(&status)
+                // A 101 is no answer but another protocol.
+                !stay_away && status >= 200 && rules.retry_on.contains(&status)
             }
             Outcome::Failed(failure) => {
                 let meaning = failure.meaning();

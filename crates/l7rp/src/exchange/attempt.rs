@@ -1,6 +1,7 @@
 //! One try: a connection to one upstream, the request on its way, and the head of a response.
 
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -25,8 +26,10 @@ use crate::observe::event::Event;
 use crate::stream::Stream;
 use crate::upstream::connect::connect;
 use crate::upstream::connection::Connection;
-use crate::upstream::pool::{Place, Pool, Upstream};
+use crate::upstream::pool::{End, Place, Pool, Upstream};
 
+/// A client that does not go on for so long has its part in what follows.
+pub(super) const PATIENCE: Duration = Duration::from_secs(1);
 /// Interim responses that are passed on for one request; more are an attack.
 pub(super) const MAX_INTERIM: u32 = 32;
 /// Octets of a response head.
@@ -56,11 +59,20 @@ pub(super) struct Fault {
     pub(super) failure: Failure,
     /// On a connection that had served before.
     pub(super) reused: bool,
+    /// The client has its part in it.
+    pub(super) excused: bool,
+}
+
+impl Fault {
+    /// What it says of the upstream.
+    pub(super) fn end(self) -> End {
+        if self.excused { End::Excused(self.failure) } else { End::Failed(self.failure) }
+    }
 }
 
 impl From<Failure> for Fault {
     fn from(failure: Failure) -> Self {
-        Self { failure, reused: false }
+        Self { failure, reused: false, excused: false }
     }
 }
 
@@ -77,6 +89,9 @@ pub(super) struct Attempt<'t, 's, 'a> {
     /// The client was told something that cannot be taken back: an interim response other
     /// than 100 and 103.
     pub(super) told: bool,
+    /// Interim responses are kept from the client: another try may get to answer it, and must
+    /// not do so in the middle of one.
+    pub(super) quiet: bool,
 }
 
 impl Attempt<'_, '_, '_> {
@@ -94,21 +109,28 @@ impl Attempt<'_, '_, '_> {
         #[cfg(test)]
         super::panics::point(self.x, "in a try");
         loop {
-            let (mut connection, reused) =
-                open(self.x, self.pool, upstream, self.deadline, may_reuse).await?;
+            let opened = self.open(upstream, upload, may_reuse).await;
+            let (mut connection, reused) = opened.map_err(|failure| {
+                let waited = worker.process.clock.now().since(place.began());
+                let excused = self.is_excused(failure, upload, waited);
+                Fault { failure, reused: false, excused }
+            })?;
             let began = worker.process.clock.now();
             upload.restart(began);
             self.write_head(upstream);
             let mut buf = Vec::new();
             let mut words = String::new();
             let result =
-                self.await_head(&mut connection.stream, upload, &mut buf, &mut words).await;
+                self.await_head(place, &mut connection.stream, upload, &mut buf, &mut words).await;
             let now = worker.process.clock.now();
-            let took = now.since(began);
+            // Not the time that the client has taken to send.
+            let took = now.since(upload.progress.max(began));
             match result {
                 Ok((head_at, body_at)) => {
-                    place.head_came(took, now);
-                    self.learn(took, now);
+                    if upload.is_sent() {
+                        place.head_came(took, now);
+                        self.learn(took, now);
+                    }
                     let status = self.space.response.status;
                     return Ok(Lap { connection, reused, status, buf, head_at, body_at });
                 }
@@ -122,12 +144,47 @@ impl Attempt<'_, '_, '_> {
                     }
                     if !stale || !plan.repeats_stale(failure, upload.is_replayable()) {
                         report(self.x, self.pool, upstream, failure, &words);
-                        return Err(Fault { failure, reused });
+                        let excused = self.is_excused(failure, upload, took);
+                        return Err(Fault { failure, reused, excused });
                     }
                     may_reuse = false;
                 }
             }
         }
+    }
+
+    /// Whether the client has its part in a failure that would otherwise be the upstream's:
+    /// who can make others look bad can take them out. `waited`: since the request's last octet.
+    fn is_excused(&self, failure: Failure, upload: &Upload, waited: Duration) -> bool {
+        match failure {
+            // It has tired of a client that does not go on sending.
+            Failure::UpstreamClosed => upload.waits() == Waits::Client && waited >= PATIENCE,
+            // It may be waiting for a body that the client does not send unasked.
+            Failure::ResponseTimeout => {
+                self.x.incoming.head.expects_continue && !upload.is_received()
+            }
+            // Others have used up the time.
+            Failure::TotalTimeout => waited * 2 < self.deadline.since(self.x.incoming.arrived),
+            _ => false,
+        }
+    }
+
+    /// As [`open`], while the client is watched.
+    async fn open(
+        &mut self,
+        upstream: &Arc<Upstream>,
+        upload: &Upload,
+        may_reuse: bool,
+    ) -> Result<(Connection, bool), Failure> {
+        let mut opening = pin!(open(self.x, self.pool, upstream, self.deadline, may_reuse));
+        let (client, buffers) = (&mut *self.client, &self.x.worker.buffers);
+        poll_fn(|cx| match opening.as_mut().poll(cx) {
+            Poll::Pending if client.poll_gone(cx, upload.is_received(), buffers) => {
+                Poll::Ready(Err(Failure::ClientGone))
+            }
+            opened => opened,
+        })
+        .await
     }
 
     /// Lets the route know how long an upstream has taken, if it hedges by that.
@@ -148,6 +205,7 @@ impl Attempt<'_, '_, '_> {
     /// the body after it begin in `buf`.
     async fn await_head(
         &mut self,
+        place: &mut Place<'_>,
         stream: &mut Stream,
         upload: &mut Upload,
         buf: &mut Vec<u8>,
@@ -162,7 +220,7 @@ impl Attempt<'_, '_, '_> {
             let news = looked_at == at || memchr::memchr(b'\n', &buf[looked_at..]).is_some();
             if !news && buf.len() - at < MAX_RESPONSE_HEAD.max_head {
                 looked_at = buf.len();
-                self.read_more(stream, upload, buf, interim > 0).await?;
+                self.read_more(place, stream, upload, buf, interim > 0).await?;
                 continue;
             }
             looked_at = buf.len();
@@ -181,7 +239,7 @@ impl Attempt<'_, '_, '_> {
                     at += len;
                     looked_at = at;
                 }
-                (None, _) => self.read_more(stream, upload, buf, interim > 0).await?,
+                (None, _) => self.read_more(place, stream, upload, buf, interim > 0).await?,
             }
         }
     }
@@ -196,6 +254,9 @@ impl Attempt<'_, '_, '_> {
     }
 
     async fn pass_interim(&mut self, head: &[u8]) -> Result<(), Failure> {
+        if self.quiet {
+            return Ok(());
+        }
         // Neither promises anything that another response could not keep.
         self.told |= !matches!(self.space.response.status, 100 | 103);
         if self.x.incoming.head.is_http10 {
@@ -205,7 +266,7 @@ impl Attempt<'_, '_, '_> {
         out.clear();
         encode::interim(out, head, self.space.response);
         let write = self.x.listener.plan.timeouts.write;
-        let until = self.x.worker.process.clock.now().plus(write);
+        let until = self.x.worker.process.clock.now().plus(write).min(self.deadline);
         self.client.write_all(out, &[], until).await
     }
 
@@ -213,6 +274,7 @@ impl Attempt<'_, '_, '_> {
     /// watched.
     async fn read_more(
         &mut self,
+        place: &mut Place<'_>,
         stream: &mut Stream,
         upload: &mut Upload,
         buf: &mut Vec<u8>,
@@ -234,6 +296,12 @@ impl Attempt<'_, '_, '_> {
                 return Poll::Ready(Err(failure));
             }
             let (at, failure) = next_deadline(x, pool, upload, was_told, *deadline);
+            if upload.waits() == Waits::Client
+                && place.waits_until() < at
+                && client.timer.poll(cx, place.waits_until()).is_ready()
+            {
+                place.let_off();
+            }
             client.timer.poll(cx, at).map(|()| Err(failure))
         })
         .await

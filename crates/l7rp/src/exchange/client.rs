@@ -62,6 +62,17 @@ impl Client {
         }
     }
 
+    /// Whether it has left, as far as that can be told. `whole`: all of its request has come.
+    pub fn poll_gone(&mut self, cx: &mut Context<'_>, whole: bool, buffers: &Buffers) -> bool {
+        if whole {
+            return self.poll_watch(cx, buffers).is_ready();
+        }
+        // What still belongs to the body must not be taken for the next request, but a reset
+        // can be told without reading.
+        let _ = self.stream.poll_readable(cx);
+        self.stream.has_failed()
+    }
+
     /// Writes all of `first` and then `second` before `deadline`.
     ///
     /// # Errors

@@ -70,7 +70,8 @@ pub async fn run<'a>(
         pool.budget.deposit();
     }
     let id = record.id;
-    let attempt = Attempt { x, client, sender, space, route, pool, id, deadline, told: false };
+    let (told, quiet) = (false, false);
+    let attempt = Attempt { x, client, sender, space, route, pool, id, deadline, told, quiet };
     let tried = Tried::new();
     let mut all = Tries { attempt, record, key, tried, may_reuse: true, spare: None };
     let result = all.run(&mut plan, &mut upload).await;
@@ -215,7 +216,12 @@ impl<'a> Tries<'_, '_, 'a> {
     ) -> Result<Given<'a>, Failure> {
         self.record.begins(&place);
         let x = self.attempt.x;
-        let hedge_at = plan.hedge_at(place.began(), self.percentile());
+        let hedge_at = if place.must_be_judged() {
+            Nanos::NEVER
+        } else {
+            plan.hedge_at(place.began(), self.percentile())
+        };
+        self.attempt.quiet = hedge_at != Nanos::NEVER;
         let (mut place, ended) = if hedge_at == Nanos::NEVER {
             let mut place = place;
             let ended = self.attempt.run(&mut place, upload, plan, self.may_reuse).await;
@@ -233,7 +239,7 @@ impl<'a> Tries<'_, '_, 'a> {
             Err(fault) => {
                 let now = x.worker.process.clock.now();
                 self.record.reused = fault.reused;
-                self.record.upstream_time = Some(place.settle(End::Failed(fault.failure), now));
+                self.record.upstream_time = Some(place.settle(fault.end(), now));
                 Err(fault.failure)
             }
         }
@@ -257,6 +263,7 @@ impl<'a> Tries<'_, '_, 'a> {
         // What it is worth is known: its status.
         self.record.upstream_time =
             Some(given.place.settle(End::Answered(given.response.status), now));
+        given.place.rise();
         if let Some(old) = self.spare.replace(given) {
             put_back(self.attempt.x, self.attempt.pool, old);
         }
@@ -267,15 +274,7 @@ impl<'a> Tries<'_, '_, 'a> {
         let worker = self.attempt.x.worker;
         let client = &mut *self.attempt.client;
         poll_fn(|cx| {
-            let gone = if upload.is_received() {
-                client.poll_watch(cx, &worker.buffers).is_ready()
-            } else {
-                // What still belongs to the body must not be taken for the next request, but a
-                // reset can be told without reading.
-                let _ = client.stream.poll_readable(cx);
-                client.stream.has_failed()
-            };
-            if gone {
+            if client.poll_gone(cx, upload.is_received(), &worker.buffers) {
                 return Poll::Ready(Err(Failure::ClientGone));
             }
             if worker.process.is_draining() {

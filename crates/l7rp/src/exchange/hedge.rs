@@ -24,6 +24,7 @@ use super::forwarded::Sender;
 use super::record::{Record, RequestId};
 use super::upload::Upload;
 use crate::live::Route;
+use crate::stream::Stream;
 use crate::upstream::connection::Connection;
 use crate::upstream::pool::{End, Place, Pool, Wanted};
 
@@ -79,13 +80,16 @@ pub(super) async fn race<'a>(
             let Won { lap, response, place: other, first } = *won;
             attempt.learn(waited, now);
             match first {
-                None => place.waited(waited, now),
+                None => {
+                    place.waited(waited, now);
+                    place.has_lost();
+                }
                 Some(Ok(lap)) => {
                     place.settle(End::Answered(lap.status), now);
                     x.worker.buffers.give(lap.buf);
                 }
                 Some(Err(fault)) => {
-                    place.settle(End::Failed(fault.failure), now);
+                    place.settle(fault.end(), now);
                 }
             }
             // What the first had not sent yet must not go out on the second's connection.
@@ -270,7 +274,7 @@ impl<'t, 'a> Second<'t, 'a> {
                         place.settle(End::Answered(lap.status), now);
                     }
                     Some(Err(fault)) => {
-                        place.settle(End::Failed(fault.failure), now);
+                        place.settle(fault.end(), now);
                     }
                 }
                 if first.as_ref().is_ok_and(|lap| self.wins(lap.status)) {
@@ -310,7 +314,7 @@ impl<'t, 'a> Second<'t, 'a> {
                     worker.buffers.give(buf);
                     if !stale {
                         report(self.x, self.pool, upstream, failure, "");
-                        return Err(Fault { failure, reused });
+                        return Err(Fault { failure, reused, excused: false });
                     }
                     // Only what may be done twice is hedged: it is asked anew.
                     may_reuse = false;
@@ -336,8 +340,15 @@ impl<'t, 'a> Second<'t, 'a> {
         }
         let to_head = self.x.incoming.head.method == Method::Head;
         let mut response = Response::default();
-        let (mut at, mut interim) = (0, 0);
+        let (mut at, mut interim, mut looked_at) = (0, 0, 0);
         loop {
+            // As in the first try: one look a line.
+            let news = looked_at <= at || memchr::memchr(b'\n', &buf[looked_at..]).is_some();
+            looked_at = buf.len();
+            if !news && buf.len() - at < MAX_RESPONSE_HEAD.max_head {
+                fill(stream, buf).await?;
+                continue;
+            }
             match parse_response(&buf[at..], &mut response, to_head, MAX_RESPONSE_HEAD)? {
                 Some(len) if response.status >= 200 => return Ok((response, at, at + len)),
                 Some(len) => {
@@ -347,11 +358,15 @@ impl<'t, 'a> Second<'t, 'a> {
                     }
                     at += len;
                 }
-                None => match poll_fn(|cx| stream.poll_fill(cx, buf)).await {
-                    Ok(n) if n > 0 => {}
-                    _ => return Err(Failure::UpstreamClosed),
-                },
+                None => fill(stream, buf).await?,
             }
         }
+    }
+}
+
+async fn fill(stream: &mut Stream, buf: &mut Vec<u8>) -> Result<(), Failure> {
+    match poll_fn(|cx| stream.poll_fill(cx, buf)).await {
+        Ok(n) if n > 0 => Ok(()),
+        _ => Err(Failure::UpstreamClosed),
     }
 }

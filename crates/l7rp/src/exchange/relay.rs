@@ -12,7 +12,7 @@ use l7rp_core::http1::encode::{self, ToClient};
 use l7rp_core::http1::response::Response;
 use l7rp_core::names::Nanos;
 
-use super::attempt::Lap;
+use super::attempt::{Lap, PATIENCE};
 use super::client::{Client, poll_write_from};
 use super::dispatch::Answered;
 use super::record::Record;
@@ -29,6 +29,7 @@ const MAX_TRAILER: usize = 64 << 10;
 
 /// A response on its way.
 #[derive(Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "four facts that do not depend on each other")]
 struct Download {
     body: Body,
     /// Take the chunks off: the client does not know them.
@@ -50,6 +51,8 @@ struct Download {
     full_reads: u32,
     /// The client is waited for, not the upstream.
     client_is_slow: bool,
+    /// It once was for so long that the upstream may have tired.
+    was_held_up: bool,
     progress: Nanos,
 }
 
@@ -101,7 +104,11 @@ pub async fn run<'a>(
     }
     record.bytes_in = upload.content();
     let received = upload.is_received();
-    let end = result.map_or_else(End::Failed, |()| End::Answered(response.status));
+    let end = match result {
+        Ok(()) => End::Answered(response.status),
+        Err(failure @ Failure::ResponseTruncated) if download.was_held_up => End::Excused(failure),
+        Err(failure) => End::Failed(failure),
+    };
     record.upstream_time = Some(place.settle(end, x.worker.process.clock.now()));
     drop(place);
     let reusable = result.is_ok() && upload.is_sent() && response.keep_alive && !download.surplus;
@@ -241,6 +248,7 @@ impl Download {
             surplus: false,
             full_reads: 0,
             client_is_slow: false,
+            was_held_up: false,
             progress: now,
         }
     }
@@ -301,10 +309,12 @@ impl Download {
                 let body = if self.decode { &self.decoded } else { &self.buf };
                 let part = &body[self.at..self.len];
                 let written = poll_write_from(&mut client.stream, cx, head, part, self.head_sent);
-                self.client_is_slow = written.is_pending();
+                let was_slow = std::mem::replace(&mut self.client_is_slow, written.is_pending());
                 let Ok(n) = ready!(written) else {
                     return Poll::Ready(Err(Failure::ClientGone));
                 };
+                self.was_held_up |=
+                    was_slow && worker.process.clock.now().since(self.progress) >= PATIENCE;
                 let of_head = n.min(head.len() - self.head_sent);
                 self.head_sent += of_head;
                 self.at += n - of_head;

@@ -237,7 +237,7 @@ impl Upload {
             self.buf = if long { worker.buffers.large() } else { worker.buffers.small() };
         }
         // What was written is kept or forgotten.
-        let bound = 2 * self.keep as usize + FRAMING;
+        let bound = (self.keep as usize).saturating_mul(2).saturating_add(FRAMING);
         let keep = self.whole && self.body.content() <= self.keep && self.len <= bound;
         let from = if keep { self.len } else { 0 };
         self.whole &= from == self.len;

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -32,6 +32,8 @@ pub struct Upstream {
     pub stats: Vec<UpstreamStats>,
     /// How often breaker and health have changed.
     pub transitions: Transitions,
+    /// A test of its breaker has lost a race and told nothing; the next one must not.
+    pub(super) test_was_lost: AtomicBool,
     /// When it last became eligible, in ns; 0: from the beginning.
     pub(super) eligible_since: AtomicU64,
     addresses: ArcSwap<Vec<SocketAddr>>,
@@ -55,6 +57,7 @@ impl Upstream {
             passive: pool.passive.as_ref().map(|plan| Passive::new(&passive_rules(plan))),
             stats: (0..workers).map(|_| UpstreamStats::default()).collect(),
             transitions: Transitions::default(),
+            test_was_lost: AtomicBool::new(false),
             eligible_since: AtomicU64::new(0),
             addresses: ArcSwap::from_pointee(fixed.into_iter().collect()),
             address_generation: AtomicU32::new(0),

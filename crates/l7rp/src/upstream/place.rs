@@ -1,6 +1,7 @@
 //! A place at an upstream: what one try has taken there and gives back, whatever happens to it.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use l7rp_core::failure::{Blame, Failure};
@@ -10,6 +11,9 @@ use l7rp_core::upstream::breaker::{Permit, Verdict};
 use super::member::Upstream;
 use super::pool::Pool;
 
+/// How long a test of a breaker may wait for its own client.
+const CLIENTS_SHARE: Duration = Duration::from_secs(1);
+
 /// A try's share of an upstream: its place among those in flight, and the breaker's permit.
 /// Dropping it gives both back; without [`Place::settle`] before, nothing is held against
 /// anybody.
@@ -18,8 +22,10 @@ pub struct Place<'a> {
     pool: &'a Pool,
     ix: usize,
     upstream: &'a Arc<Upstream>,
-    /// Gone once the try is settled.
+    /// Gone once the try is settled, or has been let off.
     permit: Option<Permit<'a>>,
+    settled: bool,
+    seated: bool,
     worker: usize,
     began: Nanos,
     /// From sending the request to the head of its response.
@@ -33,6 +39,8 @@ pub enum End {
     Answered(u16),
     /// Without.
     Failed(Failure),
+    /// Without, and the client had its part in it: it says nothing about the upstream.
+    Excused(Failure),
 }
 
 impl<'a> Place<'a> {
@@ -44,7 +52,18 @@ impl<'a> Place<'a> {
         worker: usize,
         began: Nanos,
     ) -> Self {
-        Self { pool, ix, upstream, permit: Some(permit), worker, began, latency: None }
+        let permit = Some(permit);
+        Self {
+            pool,
+            ix,
+            upstream,
+            permit,
+            settled: false,
+            seated: true,
+            worker,
+            began,
+            latency: None,
+        }
     }
 
     /// Its position in the pool.
@@ -65,6 +84,19 @@ impl<'a> Place<'a> {
     /// Whether this try tests a breaker that is half-open.
     pub fn is_probe(&self) -> bool {
         self.permit.as_ref().is_some_and(Permit::is_probe)
+    }
+
+    /// Whether this try must come to an end of its own: the last test of the breaker has lost a
+    /// race and told nothing, and that may not go on for ever.
+    pub fn must_be_judged(&self) -> bool {
+        self.is_probe() && self.upstream.test_was_lost.swap(false, Relaxed)
+    }
+
+    /// Another try has won.
+    pub fn has_lost(&self) {
+        if self.is_probe() {
+            self.upstream.test_was_lost.store(true, Relaxed);
+        }
     }
 
     /// When a try that tests a breaker has gone on for long enough to be called good, although
@@ -92,7 +124,9 @@ impl<'a> Place<'a> {
     /// taken.
     pub fn settle(&mut self, end: End, now: Nanos) -> Duration {
         let took = now.since(self.began);
-        let Some(permit) = self.permit.take() else { return took };
+        if std::mem::replace(&mut self.settled, true) {
+            return took;
+        }
         let counts = &self.upstream.stats[self.worker];
         counts.duration.record(took);
         let verdict = match end {
@@ -105,23 +139,49 @@ impl<'a> Place<'a> {
                 counts.errors.up();
                 Some(Verdict::Failure)
             }
-            End::Failed(_) => {
+            End::Failed(_) | End::Excused(_) => {
                 counts.cancels.up();
                 None
             }
         };
-        match verdict {
-            Some(verdict) => self.pool.judge(self.ix, permit, verdict, self.latency, now),
-            None => self.release(permit),
+        match (self.permit.take(), verdict) {
+            (Some(permit), Some(verdict)) => {
+                self.pool.judge(self.ix, permit, verdict, self.latency, now);
+            }
+            (Some(permit), None) => self.release(permit),
+            (None, _) => {}
         }
         took
     }
 
-    /// Gives the place back as if it had never been taken.
-    pub fn unused(mut self) {
+    /// When a test of a breaker is let off because it waits for its client: for as long as that,
+    /// no upload may keep others from testing.
+    pub fn waits_until(&self) -> Nanos {
+        if !self.is_probe() {
+            return Nanos::NEVER;
+        }
+        self.began.plus(CLIENTS_SHARE.min(self.pool.probe_patience))
+    }
+
+    /// Tests the breaker no longer; the try goes on.
+    pub fn let_off(&mut self) {
         if let Some(permit) = self.permit.take() {
             self.release(permit);
         }
+    }
+
+    /// No longer counts among those in flight: all that is left of the try is an answer that
+    /// is kept.
+    pub fn rise(&mut self) {
+        if std::mem::replace(&mut self.seated, false) {
+            self.upstream.seat.leave();
+        }
+    }
+
+    /// Gives the place back as if it had never been taken.
+    pub fn unused(mut self) {
+        self.settled = true;
+        self.let_off();
     }
 
     /// Gives a permit back without a verdict.
@@ -136,10 +196,10 @@ impl<'a> Place<'a> {
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        if let Some(permit) = self.permit.take() {
+        if !self.settled {
             self.upstream.stats[self.worker].cancels.up();
-            self.release(permit);
         }
-        self.upstream.seat.leave();
+        self.let_off();
+        self.rise();
     }
 }

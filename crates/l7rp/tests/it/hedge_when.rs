@@ -225,17 +225,14 @@ fn breaker_slot_returns_when_a_probe_loses() {
     let_pass(Duration::from_millis(350));
     of_b.store(SILENT, SeqCst);
     let fired_before = fired(&proxy);
-    for n in 1..4 {
-        // The only one that is let through, again and again.
-        let before = b.requests();
-        let path = format!("/probe/{n}");
-        assert_eq!(proxy.client().ask(get("a.test", &path, &user_b)).text(), "a");
-        assert_eq!(b.requests(), before + 1, "it is let through");
-        assert_eq!((attempts(&proxy, &path), fired(&proxy)), (2, fired_before + f64::from(n)));
-        let cancelled = [("status", "cancel")];
-        assert_counts(&proxy, "proxy_upstream_requests_total", &cancelled, f64::from(n));
-        assert_eq!(breaker(&proxy, &b), 2.0, "that was neither a success nor a failure");
-    }
+    // The only one that is let through. The next must come to its end, so that a breaker whose
+    // tests are slow is not half-open for ever: see `abuse`.
+    let before = b.requests();
+    assert_eq!(proxy.client().ask(get("a.test", "/probe", &user_b)).text(), "a");
+    assert_eq!(b.requests(), before + 1, "it is let through");
+    assert_eq!((attempts(&proxy, "/probe"), fired(&proxy)), (2, fired_before + 1.0));
+    assert_counts(&proxy, "proxy_upstream_requests_total", &[("status", "cancel")], 1.0);
+    assert_eq!(breaker(&proxy, &b), 2.0, "that was neither a success nor a failure");
     assert_eq!(transitions(&proxy), 2.0, "opened, and half-open since");
     of_b.store(WELL, SeqCst);
     let well = Instant::now();

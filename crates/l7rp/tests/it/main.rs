@@ -5,6 +5,7 @@
 #![allow(clippy::float_cmp, reason = "counts in metrics are whole numbers")]
 #![allow(clippy::print_stdout, reason = "measurements are told to who asks for them")]
 
+mod abuse;
 mod backup;
 mod balancing;
 mod bodies;

@@ -372,6 +372,7 @@ fn middleware() {
                 .replace("upstream_pools:", "    trusted_proxies: [10.0.0.0/8]\nupstream_pools:"),
         ),
         ("max_attempts", item("retry: { max_attempts: 0 }")),
+        ("max_replayable_body", item("retry: { max_replayable_body: 2GiB }")),
         ("retry_on", item("retry: { retry_on: [502, 99, 600] }")),
         ("retry_methods", item("retry: { retry_methods: [Get] }")),
         ("hedgeable", item("retry: { hedgeable: [POST, get] }")),

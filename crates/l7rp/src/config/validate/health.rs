@@ -87,7 +87,8 @@ pub(super) fn breaker(check: &mut Check<'_>, written: &CircuitBreaker, at: &KeyP
     }
     let min_at = at.key("min_observations");
     let min_observations = check.at_least_one(written.min_observations, &min_at);
-    let window_size = check.at_least_one(written.window_size, &at.key("window_size"));
+    // Each upstream holds as many words.
+    let window_size = check.between(written.window_size, 1, 65_536, &at.key("window_size"));
     if min_observations > window_size && window_size > 0 {
         let message = format!(
             "with `min_observations` {min_observations} above `window_size` {window_size} it would never open"
@@ -102,7 +103,12 @@ pub(super) fn breaker(check: &mut Check<'_>, written: &CircuitBreaker, at: &KeyP
         window_size,
         open_min,
         open_max,
-        half_open_probes: check.at_least_one(written.half_open_probes, &at.key("half_open_probes")),
+        half_open_probes: check.between(
+            written.half_open_probes,
+            1,
+            4095,
+            &at.key("half_open_probes"),
+        ),
         consecutive_failures: written.consecutive_failures,
         failure_statuses: check.statuses(&written.failure_statuses, &at.key("failure_statuses")),
     }

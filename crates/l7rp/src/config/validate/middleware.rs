@@ -91,6 +91,9 @@ fn rate_limit(check: &mut Check<'_>, written: &RateLimitSection, at: &KeyPath) -
     }
 }
 
+/// Octets of one request's body that may be kept.
+const MOST_KEPT: usize = 1 << 30;
+
 fn retry(check: &mut Check<'_>, written: &RetrySection, at: &KeyPath) -> Retry {
     const SAFE: [&str; 3] = ["GET", "HEAD", "OPTIONS"];
     let mut retry_on = Vec::with_capacity(written.retry_on.len());
@@ -124,15 +127,18 @@ fn retry(check: &mut Check<'_>, written: &RetrySection, at: &KeyPath) -> Retry {
         check.between(written.max_attempts, 1, 100, &at.key("max_attempts"));
     }
     let hedgeable = check.methods(&written.hedgeable, &hedgeable_at);
+    let kept_at = at.key("max_replayable_body");
+    let max_replayable_body = check.size(written.max_replayable_body, 0, &kept_at);
+    if max_replayable_body > MOST_KEPT {
+        let complaint = Complaint::new("`max_replayable_body` must be at most 1GiB");
+        let help = "every request may hold as much memory";
+        check.complain(&kept_at, complaint.help(help));
+    }
     Retry {
         max_attempts: u32::try_from(written.max_attempts).unwrap_or(1),
         methods: check.methods(&written.retry_methods, &at.key("retry_methods")),
         retry_on,
-        max_replayable_body: check.size(
-            written.max_replayable_body,
-            0,
-            &at.key("max_replayable_body"),
-        ),
+        max_replayable_body,
         hedge_after: check.time(written.hedge_after, &at.key("hedge_after")),
         hedge_after_percentile: percentile,
         hedgeable,
