@@ -14,7 +14,7 @@ use super::backend::{Ended, Finish, Mood};
 use super::both::Both;
 use super::requests::{Counts, Kind, Request};
 use super::seen::{Seen, Step, Trail};
-use super::setup::{Setup, between};
+use super::setup::{Setup, between, one_of};
 
 /// Something that will happen.
 #[derive(Clone, Copy, Debug)]
@@ -223,7 +223,7 @@ impl<'a> World<'a> {
         self.after(self.both.now.plus(pause), Due::Behave { ix });
         self.both.trail.note(self.both.now, Step::Behaves { ix, mood });
         self.moods[ix] = mood;
-        // What they share fails, or is mended.
+        // And so for all of them.
         if self.both.rng.u32(..20) == 0 {
             self.moods.fill(mood);
         }
@@ -240,9 +240,13 @@ impl<'a> World<'a> {
         self.gap = self.setup.gap.mul_f64(self.both.rng.f64() * 2.0);
         // It does not end in truth, but then there would be nothing more to see.
         self.draining = self.both.rng.u32(..10) == 0;
-        if self.both.rng.u32(..10) == 0 {
+        let rng = &mut self.both.rng;
+        match rng.u32(..10) {
+            // What they share fails, in a way that retries make worse.
+            0 | 1 => self.moods.fill(Mood::Failing(one_of(rng, &[429, 500, 503]))),
             // Nobody asks for a while: the next arrival is put off.
-            self.gap = between(&mut self.both.rng, 1_000, 30_000);
+            2 => self.gap = between(rng, 1_000, 30_000),
+            _ => {}
         }
         self.later(100, 10_000, Due::Pace);
     }
