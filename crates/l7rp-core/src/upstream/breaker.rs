@@ -114,6 +114,8 @@ pub struct Permit<'a> {
     breaker: &'a Breaker,
     generation: u32,
     probe: bool,
+    /// A probe whose place was given back early.
+    off: bool,
 }
 
 /// One upstream's circuit breaker, shared by all workers without a lock.
@@ -236,7 +238,7 @@ impl Breaker {
     }
 
     fn admission(&self, word: Word, probe: bool, change: Option<Change>) -> Admission<'_> {
-        let permit = Permit { breaker: self, generation: word.generation(), probe };
+        let permit = Permit { breaker: self, generation: word.generation(), probe, off: false };
         Admission { permit, change }
     }
 
@@ -312,6 +314,19 @@ impl Permit<'_> {
         self.probe
     }
 
+    /// Gives a probe's place back before its end, because it waits for something else than the
+    /// upstream. Its result still counts, if a place is free when it comes.
+    pub fn let_off(&mut self) {
+        self.give_back();
+        self.off = true;
+    }
+
+    /// Whether [`Permit::let_off`] was called.
+    #[must_use]
+    pub fn is_off(&self) -> bool {
+        self.off
+    }
+
     /// Tells how the request ended. A result that comes after a transition changes nothing.
     /// `draw` is 64 random bits, for the case that the breaker opens.
     pub fn settle(mut self, verdict: Verdict, now: Nanos, draw: u64) -> Option<Change> {
@@ -327,7 +342,12 @@ impl Permit<'_> {
             return None;
         }
         while self.counts_in(word) {
-            let Some((next, open_for)) = breaker.judged(word, verdict, now, draw) else { break };
+            let probed = match self.off {
+                true if breaker.has_place(word) => word.probe_admitted(),
+                true => break,
+                false => word,
+            };
+            let Some((next, open_for)) = breaker.judged(probed, verdict, now, draw) else { break };
             match breaker.exchange(word, next) {
                 Ok(()) => {
                     self.probe = false; // its place is accounted for
@@ -343,11 +363,10 @@ impl Permit<'_> {
     fn counts_in(&self, word: Word) -> bool {
         word.generation() == self.generation && (word.state() == State::HalfOpen) == self.probe
     }
-}
 
-impl Drop for Permit<'_> {
-    fn drop(&mut self) {
-        if !self.probe {
+    /// Gives a probe's place back, if it still has it.
+    fn give_back(&mut self) {
+        if !self.probe || self.off {
             return;
         }
         let mut word = self.breaker.load();
@@ -357,6 +376,12 @@ impl Drop for Permit<'_> {
                 Err(seen) => word = seen,
             }
         }
+    }
+}
+
+impl Drop for Permit<'_> {
+    fn drop(&mut self) {
+        self.give_back();
     }
 }
 

@@ -157,16 +157,17 @@ impl<'a> Place<'a> {
     /// When a test of a breaker is let off because it waits for its client: for as long as that,
     /// no upload may keep others from testing.
     pub fn waits_until(&self) -> Nanos {
-        if !self.is_probe() {
+        if !self.permit.as_ref().is_some_and(|permit| permit.is_probe() && !permit.is_off()) {
             return Nanos::NEVER;
         }
         self.began.plus(CLIENTS_SHARE.min(self.pool.probe_patience))
     }
 
-    /// Tests the breaker no longer; the try goes on.
+    /// Gives others the right to test the breaker; what this one comes to still counts.
     pub fn let_off(&mut self) {
-        if let Some(permit) = self.permit.take() {
-            self.release(permit);
+        if let Some(permit) = &mut self.permit {
+            permit.let_off();
+            self.pool.refresh(self.ix);
         }
     }
 
@@ -181,7 +182,13 @@ impl<'a> Place<'a> {
     /// Gives the place back as if it had never been taken.
     pub fn unused(mut self) {
         self.settled = true;
-        self.let_off();
+        self.give_up();
+    }
+
+    fn give_up(&mut self) {
+        if let Some(permit) = self.permit.take() {
+            self.release(permit);
+        }
     }
 
     /// Gives a permit back without a verdict.
@@ -199,7 +206,7 @@ impl Drop for Place<'_> {
         if !self.settled {
             self.upstream.stats[self.worker].cancels.up();
         }
-        self.let_off();
+        self.give_up();
         self.rise();
     }
 }

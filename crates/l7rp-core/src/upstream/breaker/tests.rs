@@ -214,6 +214,43 @@ fn a_cancelled_probe_says_nothing() {
 }
 
 #[test]
+fn a_probe_that_is_let_off_makes_room_and_still_tells() {
+    for verdict in [Verdict::Success, Verdict::Failure] {
+        let breaker = touchy(1);
+        assert!(fail(&breaker, at(0)).is_some());
+        let mut probe = permit(&breaker, at(1_000));
+        assert!(!breaker.admits(at(1_001)));
+        probe.let_off();
+        probe.let_off();
+        assert!(probe.is_off() && breaker.admits(at(1_001)));
+        // It comes while nobody else tests.
+        let change = probe.settle(verdict, at(1_002), 0);
+        let want = match verdict {
+            Verdict::Success => CLOSED,
+            Verdict::Failure => Some(opened(State::HalfOpen, ms(1_000))),
+        };
+        assert_eq!(change, want);
+    }
+}
+
+#[test]
+fn a_probe_that_is_let_off_takes_nobodys_place() {
+    let breaker = touchy(1);
+    assert!(fail(&breaker, at(0)).is_some());
+    let mut slow = permit(&breaker, at(1_000));
+    slow.let_off();
+    let other = permit(&breaker, at(1_001));
+    // The bound holds: there is one place, and it is taken.
+    assert_eq!(slow.settle(Verdict::Success, at(1_002), 0), None);
+    assert!(!breaker.admits(at(1_002)));
+    drop(other);
+    let mut gone = permit(&breaker, at(1_003));
+    gone.let_off();
+    drop(gone);
+    assert_eq!(all(&breaker, at(1_004)).len(), 1, "given back once, not twice");
+}
+
+#[test]
 fn open_time_doubles_up_to_the_cap() {
     let breaker = Breaker::new(&Rules {
         open_min: ms(1_000),
