@@ -56,6 +56,8 @@ fn client(running: &Running) -> Client {
 }
 
 fn ask(running: &Running, lines: &str) -> std::io::Result<Message> {
+    // A client has its answer a moment before the places are given back.
+    all_is_back(running);
     let mut client = client(running);
     client.send(format!("GET / HTTP/1.1\r\nHost: a.test\r\n{lines}\r\n"));
     client.try_response()
