@@ -1,10 +1,12 @@
 //! A panic in one exchange is a failure of it alone. Nothing that comes from outside can cause
 //! one, so these tests have points in the code where a request can ask for it.
 
+use std::panic::{set_hook, take_hook};
 use std::sync::Arc;
+use std::time::Duration;
 
 use l7rp_core::upstream::breaker::State;
-use l7rp_testkit::{Client, Message, Origin, SOON, Then, eventually};
+use l7rp_testkit::{Client, Message, Origin, SOON, Then, eventually, let_pass};
 
 use super::Exchange;
 use crate::config::{Files, Source, parse};
@@ -44,7 +46,10 @@ fn origin() -> Origin {
         let fails = call.request.get("x-fail").is_some();
         let status = if fails { "500 No" } else { "200 OK" };
         call.send(format!("HTTP/1.1 {status}\r\nContent-Length: 400000\r\n\r\n"));
-        for _ in 0..400 {
+        call.send([b'x'; 1000]);
+        // So that the body is on its way when the rest of it comes.
+        let_pass(Duration::from_millis(50));
+        for _ in 1..400 {
             call.send([b'x'; 1000]);
         }
         Then::Next
@@ -77,8 +82,14 @@ fn all_is_back(running: &Running) {
 fn a_panic_is_the_failure_of_its_exchange_alone() {
     let origin = origin();
     let running = start(&origin);
-    let hook = std::panic::take_hook();
+    let usual = take_hook();
     count_panics(running.process());
+    let counting = take_hook();
+    // Other tests run meanwhile, and theirs are to be told.
+    set_hook(Box::new(move |info| {
+        counting(info);
+        usual(info);
+    }));
     let breaker = || running.process().snapshot().pools[0].upstreams[0].breaker.state();
 
     for place in ["before dispatch", "in a try"] {
@@ -113,6 +124,6 @@ fn a_panic_is_the_failure_of_its_exchange_alone() {
     let panics = running.process().panics.all();
     let ours = panics.iter().filter(|(place, _)| place.contains("panics.rs:"));
     assert_eq!(ours.map(|(_, count)| count).sum::<u64>(), 5, "{panics:?}");
-    std::panic::set_hook(hook);
+    drop(take_hook());
     running.stop();
 }
