@@ -13,10 +13,10 @@
 //! | [`http1`] | where an HTTP/1.1 message begins and ends, and how one is written |
 //! | [`route`] | which route a request takes |
 //! | [`pick`] | which upstream of a pool |
-//! | [`limit`] | whether a request may come in at all |
-//! | [`attempts`] | whether a failed try may be followed by another |
-//! | [`upstream`] | whether an upstream may be used: breaker, health, ramp |
-//! | [`window`] | averages over time |
+//! | [`limit`] | whether a request may come in at all, and how many tries it may cost |
+//! | [`attempts`] | the tries of one request: another, a second beside it, when, until when |
+//! | [`upstream`] | whether an upstream may be used: breaker, health, scoring, ramp |
+//! | [`window`] | averages and percentiles over time |
 //!
 //! `names`, `failure`, `head`, `window` and `sync` are shared ground; the other modules do
 //! not know one another.

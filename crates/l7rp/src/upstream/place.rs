@@ -22,7 +22,7 @@ pub struct Place<'a> {
     pool: &'a Pool,
     ix: usize,
     upstream: &'a Arc<Upstream>,
-    /// Gone once the try is settled, or has been let off.
+    /// Gone once the try is settled.
     permit: Option<Permit<'a>>,
     settled: bool,
     seated: bool,

@@ -43,6 +43,9 @@ pub struct Pool {
     /// Who may be chosen: among the first choice, and among those that stand by.
     primary: Eligible,
     backup: Eligible,
+    /// Who has addresses; and who may be chosen as soon as its breaker agrees.
+    resolved: Eligible,
+    well: Eligible,
     standing: Mutex<Vec<Standing>>,
     /// When time alone lets somebody in again, in ns: a breaker has been open for long enough.
     wake_at: AtomicU64,
@@ -93,6 +96,8 @@ impl Pool {
             events: events.clone(),
             primary: Eligible::new(upstreams.len()),
             backup: Eligible::new(upstreams.len()),
+            resolved: Eligible::new(upstreams.len()),
+            well: Eligible::new(upstreams.len()),
             standing: Mutex::new(upstreams.iter().map(|u| Standing::new(u, health())).collect()),
             wake_at: AtomicU64::new(u64::MAX),
             selector: pick::Selector::new(
@@ -223,10 +228,11 @@ impl Pool {
         if eligible.any(|ix| !self.seats[ix].has_room()) {
             return Failure::Capacity(Scope::Upstream);
         }
-        let standing = lock(&self.standing);
-        let well = self.upstreams.iter().zip(standing.iter()).filter(|(_, s)| s.is_well());
-        let soonest = well
-            .filter_map(|(upstream, _)| match upstream.breaker.state() {
+        let soonest = self
+            .well
+            .iter()
+            .filter_map(|ix| self.upstreams.get(ix))
+            .filter_map(|upstream| match upstream.breaker.state() {
                 // The result of a test may come at any moment.
                 State::HalfOpen => upstream.breaker.admits_at().map(|_| now),
                 State::Open | State::Closed => upstream.breaker.admits_at(),
@@ -238,7 +244,7 @@ impl Pool {
                 let wait = at.since(now).saturating_sub(Duration::from_millis(1));
                 Failure::BreakerOpen { wait: wait.as_secs_f64().ceil().max(1.0) as u32 }
             }
-            None if standing.iter().any(|s| !s.resolved) => Failure::Unresolved,
+            None if self.resolved.count() < self.upstreams.len() => Failure::Unresolved,
             None => Failure::NoUpstream,
         }
     }
@@ -252,7 +258,7 @@ impl Pool {
         let mut wake_at = Nanos::NEVER;
         for (ix, (upstream, standing)) in self.upstreams.iter().zip(standing.iter()).enumerate() {
             let admits = upstream.breaker.admits(now);
-            self.set(ix, standing.is_well() && admits);
+            self.set(ix, standing, admits);
             if !admits {
                 wake_at = wake_at.min(upstream.breaker.admits_at().unwrap_or(now));
             }
@@ -270,16 +276,18 @@ impl Pool {
             return;
         };
         let later = upstream.breaker.admits_at();
-        self.set(ix, standing.is_well() && later.is_none());
+        self.set(ix, standing, later.is_none());
         if let Some(at) = later {
             self.wake_at.fetch_min(at.0, Relaxed);
         }
     }
 
-    fn set(&self, ix: usize, eligible: bool) {
+    fn set(&self, ix: usize, standing: &Standing, admits: bool) {
+        self.resolved.set(ix, standing.resolved);
+        self.well.set(ix, standing.is_well());
         let stands_by = self.plan.upstreams.get(ix).is_some_and(|u| u.backup);
         let bits = if stands_by { &self.backup } else { &self.primary };
-        bits.set(ix, eligible);
+        bits.set(ix, standing.is_well() && admits);
     }
 
     /// Whether a response with `status` counts as a failure.

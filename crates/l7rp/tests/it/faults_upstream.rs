@@ -11,8 +11,9 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use l7rp_testkit::{Call, Message, Origin, Proxy, SOON, Then, eventually, let_pass, reply};
+use l7rp_testkit::{Message, Origin, Proxy, SOON, Then, eventually, let_pass, reply};
 
+use crate::reuse::stale;
 use crate::setup::{Setup, assert_counts, assert_failed, get, over, post, quiet};
 use crate::verdict::{
     CLOSED, OPEN, TOUCHY, becomes, ejections, is_blamed, is_eligible, judged, nobody_is_blamed,
@@ -209,15 +210,6 @@ fn u6a_an_idle_connection_that_has_ended_goes_unnoticed() {
         nobody_is_blamed(&proxy);
         quiet(&proxy);
     }
-}
-
-/// Serves one request on each connection, and closes on the second without an answer.
-fn stale(call: &mut Call<'_>) -> Then {
-    if call.on_connection > 0 {
-        let _ = call.body();
-        return Then::Close;
-    }
-    reply::echo(call)
 }
 
 #[test]

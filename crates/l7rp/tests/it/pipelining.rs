@@ -16,10 +16,10 @@ const CLIENTS: u64 = 8;
 const TWO_HOURS: u64 = 7200;
 
 /// Numbers that look random, the same ones each time.
-struct Draw(u64);
+pub struct Draw(pub u64);
 
 impl Draw {
-    fn below(&mut self, n: u64) -> u64 {
+    pub fn below(&mut self, n: u64) -> u64 {
         self.0 =
             self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % n

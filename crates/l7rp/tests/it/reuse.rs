@@ -49,7 +49,7 @@ fn an_upstream_that_says_close_is_not_used_again() {
 }
 
 /// Serves one request on each connection, and closes on the second without an answer.
-fn stale(call: &mut Call<'_>) -> Then {
+pub fn stale(call: &mut Call<'_>) -> Then {
     if call.on_connection > 0 {
         let _ = call.body();
         return Then::Close;

@@ -6,18 +6,8 @@ use std::time::{Duration, Instant};
 
 use l7rp_testkit::{Call, Origin, Proxy, SOON, Then, eventually, reply};
 
+use crate::pipelining::Draw;
 use crate::setup::{assert_counts, get, in_flight, over, post};
-
-/// Numbers that look random, the same ones each time.
-struct Draw(u64);
-
-impl Draw {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 =
-            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % n
-    }
-}
 
 fn misbehaving(call: &mut Call<'_>) -> Then {
     let mut draw = Draw(call.number as u64);
