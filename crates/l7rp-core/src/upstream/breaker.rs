@@ -167,6 +167,28 @@ impl Breaker {
         }
     }
 
+    /// A breaker under other rules that takes over from `old`, as a reload wants it: open stays
+    /// open to the same end, unless `rules` allow no open time of that length; half-open is
+    /// tested anew by the next request; how often it has opened is kept, and so are failures in
+    /// a row. Results counted for a ratio are not: they were counted by other rules.
+    #[must_use]
+    pub fn taking_over(rules: &Rules, old: &Self, now: Nanos) -> Self {
+        let new = Self::new(rules);
+        let was = old.load();
+        let end = match was.state() {
+            State::Closed => None,
+            State::Open => Some(old.wait_until(was).min(now.plus(new.open_max))),
+            State::HalfOpen => Some(now),
+        };
+        let word = end.map_or(was, |end| was.opened(was.trips(), millis(end)));
+        Self {
+            word: AtomicU64::new(word.bits()),
+            stirred: AtomicU64::new(now.0),
+            closed_since: AtomicU64::new(old.closed_since.load(Relaxed)),
+            ..new
+        }
+    }
+
     /// Lets a request in, or does not. While it is half-open, no more than the configured
     /// number of probes are out or have succeeded at any time, and nobody is refused while
     /// one of these places is free.

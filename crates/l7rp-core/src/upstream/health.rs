@@ -44,6 +44,21 @@ impl Health {
         }
     }
 
+    /// An upstream that has been in use before anybody probed it, or while something else was
+    /// asked of it: it stays eligible until `unhealthy_threshold` bad probes in a row.
+    #[must_use]
+    pub fn trusted(healthy_threshold: u32, unhealthy_threshold: u32) -> Self {
+        Self { state: State::In, ..Self::new(healthy_threshold, unhealthy_threshold) }
+    }
+
+    /// The same knowledge under other thresholds. No probe, no change: they apply from the next
+    /// one on.
+    #[must_use]
+    pub fn with_thresholds(&self, healthy_threshold: u32, unhealthy_threshold: u32) -> Self {
+        let Self { state, run, faultless, .. } = *self;
+        Self { state, run, faultless, ..Self::new(healthy_threshold, unhealthy_threshold) }
+    }
+
     /// Takes in the outcome of a probe. `Some`: whether the upstream is eligible from now on.
     ///
     /// That is said when it changes, and also when the first judgement is that it is not: the
@@ -142,6 +157,37 @@ mod tests {
             let mut health = Health::new(healthy, unhealthy);
             assert!(!health.is_eligible());
             assert_eq!(play(&mut health, events), said, "{healthy} {unhealthy} {events}");
+        }
+    }
+
+    #[test]
+    fn one_that_is_trusted_is_in_until_probes_say_otherwise() {
+        for (events, said) in [("++", ".."), ("--+---", ".....O"), ("---++", "..O.I"), ("x+", "O.")]
+        {
+            let mut health = Health::trusted(2, 3);
+            assert!(health.is_eligible() && !health.is_settling());
+            assert_eq!(play(&mut health, events), said, "{events}");
+        }
+    }
+
+    #[test]
+    fn other_thresholds_keep_what_is_known() {
+        for (before, (healthy, unhealthy), after, said) in [
+            // In stays in, out stays out, new stays new; runs go on.
+            ("++", (4, 2), "--", ".O"),
+            ("---", (3, 3), "+++", "..I"),
+            ("+", (2, 2), "+", "I"),
+            ("-", (2, 2), "-", "O"),
+            // Enough already is not enough before the next probe has agreed.
+            ("++--", (2, 1), "-", "O"),
+            ("++--", (2, 1), "+-", ".O"),
+        ] {
+            let mut health = Health::new(2, 3);
+            play(&mut health, before);
+            let was = (health.is_eligible(), health.is_settling());
+            let mut health = health.with_thresholds(healthy, unhealthy);
+            assert_eq!((health.is_eligible(), health.is_settling()), was, "{before}");
+            assert_eq!(play(&mut health, after), said, "{before} {after}");
         }
     }
 

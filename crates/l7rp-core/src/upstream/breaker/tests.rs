@@ -4,6 +4,7 @@ use std::sync::atomic::AtomicU32;
 use super::*;
 
 mod model;
+mod taking_over;
 
 const MS: u64 = 1_000_000;
 
