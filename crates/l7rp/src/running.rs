@@ -1,31 +1,45 @@
-//! A running proxy: its threads, and how they are started and stopped.
+//! A running proxy: its threads and sockets, and how they are started and stopped. `reload`
+//! puts another plan in force.
+
+mod reload;
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
+use tokio::task::AbortHandle;
 
 use crate::admin;
 use crate::clock::Clock;
 use crate::config::plan::{Bind, Plan};
-use crate::live::{Listener, Process, Snapshot};
+use crate::live::Process;
 use crate::observe::event::{Event, Events};
+use crate::observe::stats::{Count, WorkerStats};
+use crate::serve::doors::{Given, OpenError, Opened, real_address, take_given};
 use crate::serve::listen::{self, BindError, Bound};
-use crate::serve::run_worker::{self, Phase};
+use crate::serve::run_worker::{self, Order, Phase};
 use crate::upstream::pool::Pool;
-use crate::upstream::{probe, resolve};
+use crate::upstream::upkeep::Upkeep;
 
-/// How long the start waits for the first answers about names of upstreams.
+pub use reload::Reloaded;
+
+/// How long a start or a reload waits until names of new upstreams have addresses, and pools
+/// that are new have somebody who passes their checks.
 const FIRST_ANSWERS: Duration = Duration::from_secs(1);
+/// How often it looks.
+const LOOK_EVERY: Duration = Duration::from_millis(2);
 
 /// Why a proxy did not start.
 #[derive(Debug)]
 pub enum StartError {
-    /// A listening address cannot be had.
-    Bind(BindError),
+    /// A listener's address cannot be had.
+    Listener(OpenError),
+    /// The address of the admin endpoints cannot be had.
+    Admin(BindError),
     /// The system gives no thread or runtime.
     System(std::io::Error),
 }
@@ -33,15 +47,16 @@ pub enum StartError {
 impl fmt::Display for StartError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Bind(e) => e.fmt(f),
+            Self::Listener(e) => e.fmt(f),
+            Self::Admin(e) => write!(f, "admin: {e}"),
             Self::System(e) => write!(f, "cannot start a thread: {e}"),
         }
     }
 }
 
-impl From<BindError> for StartError {
-    fn from(e: BindError) -> Self {
-        Self::Bind(e)
+impl From<OpenError> for StartError {
+    fn from(e: OpenError) -> Self {
+        Self::Listener(e)
     }
 }
 
@@ -56,54 +71,102 @@ impl From<std::io::Error> for StartError {
 pub struct Running {
     process: Arc<Process>,
     phase: watch::Sender<Phase>,
-    ended: mpsc::Receiver<usize>,
-    workers: Vec<JoinHandle<()>>,
+    ended: mpsc::Receiver<()>,
+    workers: Vec<Worker>,
     control: JoinHandle<()>,
-    listeners: Vec<(String, String)>,
-    admin: Option<String>,
+    runtime: Handle,
+    upkeep: Upkeep,
+    doors: Vec<Opened>,
+    last_door: u64,
+    admin: Option<AdminDoor>,
 }
 
-/// Starts what `plan` describes.
+/// A worker's thread, and how it is told something.
+#[derive(Debug)]
+struct Worker {
+    thread: JoinHandle<()>,
+    orders: mpsc::UnboundedSender<Order>,
+}
+
+/// The admin endpoints.
+#[derive(Debug)]
+struct AdminDoor {
+    bind: Bind,
+    socket: Bound,
+    task: AbortHandle,
+}
+
+/// Starts what `plan` describes, on sockets that the process was `given` where they fit.
 ///
 /// # Errors
 /// An address cannot be had, or the system gives no thread; then nothing is left running.
-pub fn start(plan: Plan, events: Arc<Events>) -> Result<Running, StartError> {
+pub fn start(
+    plan: Plan,
+    events: &Arc<Events>,
+    mut given: Vec<Given>,
+) -> Result<Running, StartError> {
     let clock = Clock::new();
     let max_open_files = raise_open_files();
     let count = plan
         .workers
         .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, std::num::NonZero::get));
-    let mut bound = Vec::new();
-    for listener in &plan.listeners {
-        bound.push(listen::bind(&listener.bind, count)?);
+    let mut doors = Vec::new();
+    let mut handles = Vec::new();
+    for (id, listener) in (0..).zip(&plan.listeners) {
+        let opened = Opened::open(listener, &mut given, id, count, false)?;
+        handles.push(opened.handles(count)?);
+        doors.push(opened);
     }
-    let admin_socket = match &plan.admin {
-        Some(bind) => listen::bind(bind, 1)?.pop(),
-        None => None,
-    };
-    let listeners = plan
-        .listeners
-        .iter()
-        .zip(&bound)
-        .map(|(l, sockets)| (l.name.clone(), real_address(&l.bind, sockets.first())))
-        .collect::<Vec<_>>();
-    let admin = plan.admin.as_ref().map(|bind| real_address(bind, admin_socket.as_ref()));
-    let snapshot = Snapshot::new(plan, count, max_open_files, &events);
-    let process = Arc::new(Process::new(clock, events, count, snapshot));
+    let admin_bind = plan.admin.clone();
+    let admin = admin_bind.map(|bind| open_admin(bind, &mut given, false)).transpose()?;
+    let of_listeners: Vec<_> = doors.iter().map(|opened| opened.door.clone()).collect();
+    let process = Process::new(clock, events, count, max_open_files, plan, &of_listeners);
+    let process = Arc::new(process);
     let (phase, phases) = watch::channel(Phase::Serve);
-    let (first_answers, answered) = sync_channel(1);
-    let control = start_control(&process, admin_socket, phases.clone(), first_answers)?;
+    let (runtime, control) = start_control(phases.clone())?;
+    let (workers, ended) = start_workers(&process, &phases)?;
+    let mut upkeep = Upkeep::new(runtime.clone(), clock, events);
+    upkeep.keep(&process.snapshot().pools);
+    let last_door = doors.len() as u64;
+    let mut running = Running {
+        process,
+        phase,
+        ended,
+        workers,
+        control,
+        runtime,
+        upkeep,
+        doors,
+        last_door,
+        admin: None,
+    };
+    running.admin = admin.map(|(bind, socket, handle)| running.serve_admin(bind, socket, handle));
     // A name that takes longer does not hold the start; its upstream is ineligible meanwhile.
-    let _ = answered.recv_timeout(FIRST_ANSWERS);
-    let (workers, ended) = start_workers(&process, bound, &phases)?;
-    let running = Running { process, phase, ended, workers, control, listeners, admin };
+    let pools = running.process.snapshot().pools.clone();
+    running.wait_until(FIRST_ANSWERS, move || pools.iter().all(|pool| has_first_answers(pool)));
+    for (opened, handles) in running.doors.iter().zip(handles) {
+        running.accept(opened, handles);
+    }
     running.announce(max_open_files);
     Ok(running)
 }
 
-/// The address as configured, or the one that the system chose for port 0.
-fn real_address(bind: &Bind, socket: Option<&Bound>) -> String {
-    socket.and_then(Bound::local).map_or_else(|| bind.to_string(), |a| a.to_string())
+/// A socket for the admin endpoints, and another handle of it.
+fn open_admin(
+    bind: Bind,
+    given: &mut Vec<Given>,
+    beside_own: bool,
+) -> Result<(Bind, Bound, Bound), StartError> {
+    let socket = match take_given("admin", &bind, given).and_then(|mut sockets| sockets.pop()) {
+        Some(socket) => socket,
+        None => listen::bind_one(&bind, beside_own).map_err(StartError::Admin)?,
+    };
+    let handle = socket.try_clone()?;
+    Ok((bind, socket, handle))
+}
+
+fn has_first_answers(pool: &Pool) -> bool {
+    pool.upstreams.iter().all(|upstream| upstream.has_first_answer())
 }
 
 /// Raises the soft limit of open files to the hard one; what it is then.
@@ -117,96 +180,52 @@ fn raise_open_files() -> u64 {
 }
 
 /// The thread for everything that is not a request: names, probes, admin endpoints.
-fn start_control(
-    process: &Arc<Process>,
-    admin_socket: Option<Bound>,
-    mut phases: watch::Receiver<Phase>,
-    first_answers: SyncSender<()>,
-) -> std::io::Result<JoinHandle<()>> {
-    let process = process.clone();
+fn start_control(mut phases: watch::Receiver<Phase>) -> std::io::Result<(Handle, JoinHandle<()>)> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    std::thread::Builder::new().name("l7rp-control".into()).spawn(move || {
-        runtime.block_on(async {
-            let (each, mut all) = mpsc::channel::<()>(1);
-            for pool in &process.snapshot().pools {
-                keep_current(pool, &process, &each);
-            }
-            drop(each);
-            if let Some(socket) = admin_socket {
-                tokio::spawn(admin::serve(socket, process.clone()));
-            }
-            // Ends when each resolver has dropped its end, after its first answer.
-            let _ = all.recv().await;
-            let _ = first_answers.try_send(());
-            // The admin endpoints answer to the very end of a drain.
-            let _ = phases.wait_for(|p| *p == Phase::Stop).await;
-        });
+    let handle = runtime.handle().clone();
+    let thread = std::thread::Builder::new().name("l7rp-control".into()).spawn(move || {
+        // The admin endpoints answer to the very end of a drain.
+        let _ = runtime.block_on(phases.wait_for(|p| *p == Phase::Stop));
         // A look-up that hangs must not hold the exit.
         runtime.shutdown_background();
-    })
+    })?;
+    Ok((handle, thread))
 }
 
-/// Starts what keeps a pool's knowledge of its upstreams current: their addresses and health.
-fn keep_current(pool: &Arc<Pool>, process: &Process, each: &mpsc::Sender<()>) {
-    for (ix, upstream) in pool.upstreams.iter().enumerate() {
-        if upstream.is_named() {
-            let (events, each) = (process.events.clone(), each.clone());
-            let task = resolve::keep_resolved(pool.clone(), ix, process.clock, events, each);
-            tokio::spawn(task);
-        }
-        if pool.plan.active.is_some() {
-            tokio::spawn(probe::keep_probed(pool.clone(), ix, process.clock));
-        }
-    }
-}
-
-type Workers = (Vec<JoinHandle<()>>, mpsc::Receiver<usize>);
+type Workers = (Vec<Worker>, mpsc::Receiver<()>);
 
 fn start_workers(
     process: &Arc<Process>,
-    bound: Vec<Vec<Bound>>,
     phases: &watch::Receiver<Phase>,
 ) -> std::io::Result<Workers> {
-    let snapshot = process.snapshot();
-    let mut sockets: Vec<Vec<(Bound, Arc<Listener>)>> =
-        (0..process.workers).map(|_| Vec::new()).collect();
-    for (listener, bound) in snapshot.listeners.iter().zip(bound) {
-        for (of_worker, socket) in sockets.iter_mut().zip(bound) {
-            of_worker.push((socket, listener.clone()));
-        }
-    }
     let (end, ended) = mpsc::channel(process.workers.max(1));
-    let mut threads = Vec::new();
-    for (index, sockets) in sockets.into_iter().enumerate() {
+    let mut workers = Vec::new();
+    for index in 0..process.workers {
         let (process, phases, end) = (process.clone(), phases.clone(), end.clone());
-        let events = process.events.clone();
+        let (orders, received) = mpsc::unbounded_channel();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let thread =
             std::thread::Builder::new().name(format!("l7rp-worker-{index}")).spawn(move || {
                 let local = tokio::task::LocalSet::new();
-                let run = run_worker::run(index, process, sockets, phases);
-                let cut = local.block_on(&runtime, run).unwrap_or_else(|e| {
-                    events.emit(&Event::WorkerFailed { worker: index, error: e.to_string() });
-                    0
-                });
+                local.block_on(&runtime, run_worker::run(index, process, received, phases));
                 // Dropping the tasks gives back what they hold, and writes their records.
                 drop(local);
-                let _ = end.blocking_send(cut);
+                let _ = end.blocking_send(());
             })?;
-        threads.push(thread);
+        workers.push(Worker { thread, orders });
     }
-    Ok((threads, ended))
+    Ok((workers, ended))
 }
 
 impl Running {
     /// Names and real addresses of the listeners.
-    pub fn listeners(&self) -> &[(String, String)] {
-        &self.listeners
+    pub fn listeners(&self) -> impl Iterator<Item = (&str, String)> {
+        self.doors.iter().map(|opened| (opened.name.as_str(), opened.real_address()))
     }
 
     /// Real address of the admin endpoints.
-    pub fn admin(&self) -> Option<&str> {
-        self.admin.as_deref()
+    pub fn admin(&self) -> Option<String> {
+        self.admin.as_ref().map(|admin| real_address(&admin.bind, Some(&admin.socket)))
     }
 
     /// What all threads share.
@@ -214,12 +233,47 @@ impl Running {
         &self.process
     }
 
+    /// Has the workers accept at a door; `handles`: of its sockets, for each worker.
+    fn accept(&self, opened: &Opened, handles: Vec<Vec<Bound>>) {
+        let snapshot = self.process.snapshot();
+        let listener = snapshot.listeners.iter().find(|l| l.door == opened.door.id);
+        let Some(listener) = listener else { return };
+        for (worker, handles) in self.workers.iter().zip(handles) {
+            for socket in handles {
+                let (door, listener) = (opened.door.clone(), listener.clone());
+                let _ = worker.orders.send(Order::Open { door, listener, socket });
+            }
+        }
+    }
+
+    /// Serves the admin endpoints at `socket`, of which `handle` is another handle.
+    fn serve_admin(&self, bind: Bind, socket: Bound, handle: Bound) -> AdminDoor {
+        let task = self.runtime.spawn(admin::serve(handle, self.process.clone()));
+        AdminDoor { bind, socket, task: task.abort_handle() }
+    }
+
+    /// Waits until `is_so`, at most for so long. It is asked on the control thread.
+    fn wait_until(&self, limit: Duration, is_so: impl Fn() -> bool + Send + 'static) {
+        if is_so() {
+            return;
+        }
+        let (done, wait) = sync_channel(1);
+        let looking = self.runtime.spawn(async move {
+            while !is_so() {
+                tokio::time::sleep(LOOK_EVERY).await;
+            }
+            let _ = done.try_send(());
+        });
+        let _ = wait.recv_timeout(limit);
+        looking.abort();
+    }
+
     fn announce(&self, max_open_files: u64) {
         let snapshot = self.process.snapshot();
         self.process.events.emit(&Event::ProxyStarted {
             version: env!("CARGO_PKG_VERSION"),
-            listeners: self.listeners.iter().map(|(n, a)| format!("{n}={a}")).collect(),
-            admin: self.admin.clone(),
+            listeners: self.listeners().map(|(n, a)| format!("{n}={a}")).collect(),
+            admin: self.admin(),
             workers: self.process.workers,
             routes: snapshot.routes.len(),
             pools: snapshot.pools.len(),
@@ -233,27 +287,69 @@ impl Running {
     }
 
     /// Begins to drain: accepting ends, connections end after their request.
-    pub fn drain(&self) {
+    pub fn drain(&mut self) {
         self.process.drain();
+        for opened in &mut self.doors {
+            opened.forget();
+        }
         self.phase.send_replace(Phase::Drain);
     }
 
     /// Waits until all workers have drained.
     pub async fn drained(&mut self) {
-        // Each worker says once how many connections it has cut; after a drain, none.
+        // Each worker says once that it has nothing left.
         for _ in 0..self.workers.len() {
             let _ = self.ended.recv().await;
         }
     }
 
-    /// Stops everything now; the number of connections that were cut.
-    pub fn stop(self) -> usize {
+    /// The grace is over: tunnels are closed in order.
+    pub fn end(&self) {
+        self.process.end();
+        self.phase.send_replace(Phase::End);
+    }
+
+    /// Stops everything now; what is still in progress is cut.
+    pub fn stop(self) {
         self.process.drain();
         self.phase.send_replace(Phase::Stop);
-        let Self { workers, control, mut ended, .. } = self;
-        for thread in workers.into_iter().chain([control]) {
+        let Self { workers, control, .. } = self;
+        for thread in workers.into_iter().map(|worker| worker.thread).chain([control]) {
             let _ = thread.join();
         }
-        std::iter::from_fn(|| ended.try_recv().ok()).sum()
+    }
+}
+
+/// What goes on in a process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Going {
+    /// Connections of clients.
+    pub connections: u64,
+    /// Tunnels among them.
+    pub tunnels: u64,
+    /// Requests in progress, tunnels apart.
+    pub requests: u64,
+    /// Requests that the proxy has cut off since it began.
+    pub cut: u64,
+    /// Tunnels that it has closed at the end of a grace.
+    pub tunnels_closed: u64,
+}
+
+impl Going {
+    /// In `process`, now.
+    pub fn on(process: &Process) -> Self {
+        let sum = |count: fn(&WorkerStats) -> &Count| -> u64 {
+            process.counts.iter().map(|counts| count(counts).get()).sum()
+        };
+        // What has ended is read first, so that nothing seems to have ended before it began.
+        let (closed, ended) = (sum(|c| &c.connections_closed), sum(|c| &c.tunnels_ended));
+        let tunnels = sum(|c| &c.tunnels_opened).saturating_sub(ended);
+        Self {
+            connections: sum(|c| &c.connections_opened).saturating_sub(closed),
+            tunnels,
+            requests: u64::from(process.slots.used()).saturating_sub(tunnels),
+            cut: sum(|c| &c.cut),
+            tunnels_closed: sum(|c| &c.tunnels_closed),
+        }
     }
 }

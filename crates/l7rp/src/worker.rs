@@ -11,8 +11,9 @@ use l7rp_core::http1::request::Request;
 use l7rp_core::http1::response::Response;
 use tokio::sync::Notify;
 
-use crate::live::{Process, Snapshot};
+use crate::live::{Door, Listener, Process, Snapshot};
 use crate::observe::access_log::{Entry, Lines};
+use crate::observe::stats::WorkerStats;
 use crate::upstream::idle::IdlePool;
 
 /// Octets of a buffer for heads and short bodies: a head and 16 KiB fit, so that such a
@@ -88,6 +89,25 @@ impl Worker {
             self.generation.set(generation);
         }
         self.snapshot.borrow().clone()
+    }
+
+    /// The snapshot for an exchange on a connection that came in at `door`; `listener` becomes
+    /// the one that serves it.
+    #[expect(clippy::redundant_allocation, reason = "as for the field")]
+    pub fn pin(&self, door: &Door, listener: &mut Arc<Listener>) -> Rc<Arc<Snapshot>> {
+        let in_force = self.snapshot();
+        let (serving, snapshot) = door.serving(listener, &in_force);
+        let other = (!Arc::ptr_eq(snapshot, &in_force)).then(|| Rc::new(snapshot.clone()));
+        if !Arc::ptr_eq(serving, listener) {
+            let serving = serving.clone();
+            *listener = serving;
+        }
+        other.unwrap_or(in_force)
+    }
+
+    /// What it counts of what belongs to the process as a whole.
+    pub fn counts(&self) -> &WorkerStats {
+        &self.process.counts[self.index]
     }
 
     /// Writes an access-log line, if there is an access log.

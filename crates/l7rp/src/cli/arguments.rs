@@ -42,6 +42,9 @@ pub struct Serve {
     /// Check the configuration and start nothing
     #[arg(long)]
     pub check: bool,
+    /// Reload when the configuration, or a file that it names, has changed
+    #[arg(long, conflicts_with_all = ["check", "backends"], hide_short_help = true)]
+    pub watch: bool,
     /// With --check: do not look at certificates and keys, as they may be elsewhere
     #[arg(long, requires = "check", hide_short_help = true)]
     pub no_files: bool,

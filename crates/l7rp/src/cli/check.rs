@@ -11,8 +11,8 @@ use crate::config::{self, Files, Plan, Severity};
 /// With `--check`: the file and the flags over it.
 pub(super) fn of_flags(flags: &Serve) -> ExitCode {
     match read(flags, files(flags.no_files), Severity::Warning) {
-        Ok(Read { plan, warnings, not_yet }) => report(&plan, &[&warnings, &not_yet]),
-        Err(code) => code,
+        Ok(Read { plan, warnings, not_yet, .. }) => report(&plan, &[&warnings, &not_yet]),
+        Err(unusable) => wrong(&unusable.text),
     }
 }
 

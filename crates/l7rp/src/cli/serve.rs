@@ -1,23 +1,39 @@
 //! `l7rp`: serves what a file or the flags describe.
 
 use std::process::ExitCode;
+use std::sync::Arc;
 
-use super::WRONG;
 use super::arguments::Serve;
-use super::terminal::{color, error, note, wrong};
+use super::terminal::{color, note, wrong};
+use crate::config::watch::Watch;
 use crate::config::{self, Files, Plan, Severity};
-use crate::lifecycle;
+use crate::lifecycle::{self, Task};
 
 pub(super) fn run(flags: &Serve) -> ExitCode {
     let read = match read(flags, Files::Check, Severity::Error) {
         Ok(read) => read,
-        Err(code) => return code,
+        Err(unusable) => return wrong(&unusable.text),
     };
     note(&read.warnings);
     if !read.not_yet.is_empty() {
         return wrong(&read.not_yet);
     }
-    lifecycle::serve(read.plan, flags.log_level)
+    let watch = flags.watch.then(|| Watch::new(&flags.config, &read.plan));
+    let again = flags.clone();
+    let source = Arc::new(move || match self::read(&again, Files::Check, Severity::Error) {
+        Ok(read) if read.not_yet_lines.is_empty() => Ok(read.plan),
+        Ok(read) => Err(read.not_yet_lines),
+        Err(unusable) => Err(unusable.lines),
+    });
+    lifecycle::serve(Task { plan: read.plan, source, watch, level: flags.log_level })
+}
+
+/// Why nothing can be served.
+pub(super) struct Unusable {
+    /// For people at a terminal.
+    pub(super) text: String,
+    /// For a log: one line for each thing that is wrong.
+    pub(super) lines: Vec<String>,
 }
 
 /// What a file and the flags lead to.
@@ -27,11 +43,13 @@ pub(super) struct Read {
     pub(super) warnings: String,
     /// What cannot be served, for people.
     pub(super) not_yet: String,
+    /// The same for a log.
+    pub(super) not_yet_lines: Vec<String>,
 }
 
-/// Reads the file, if there is to be one, and puts the flags over it. An error has been told.
-/// `severity`: of what cannot be served yet.
-pub(super) fn read(flags: &Serve, files: Files, severity: Severity) -> Result<Read, ExitCode> {
+/// Reads the file, if there is to be one, and puts the flags over it. `severity`: of what cannot
+/// be served yet.
+pub(super) fn read(flags: &Serve, files: Files, severity: Severity) -> Result<Read, Unusable> {
     let mut read = match &flags.backends {
         Some(backends) => without_file(flags, backends)?,
         None => from_file(flags, files, severity)?,
@@ -44,6 +62,7 @@ pub(super) fn read(flags: &Serve, files: Files, severity: Severity) -> Result<Re
         tracing.endpoint.clone_from(endpoint);
         if !endpoint.is_empty() {
             read.not_yet.push_str(&tracing_is_not_yet(severity));
+            read.not_yet_lines.push(tracing_is_not_yet(severity).trim_end().to_owned());
         }
     }
     if let Some(ratio) = flags.tracing_sample_ratio {
@@ -53,27 +72,25 @@ pub(super) fn read(flags: &Serve, files: Files, severity: Severity) -> Result<Re
     Ok(read)
 }
 
-fn from_file(flags: &Serve, files: Files, severity: Severity) -> Result<Read, ExitCode> {
+fn from_file(flags: &Serve, files: Files, severity: Severity) -> Result<Read, Unusable> {
     match config::load(&flags.config, files) {
         Ok(loaded) => Ok(Read {
             warnings: loaded.render_warnings(color()),
             not_yet: loaded.render_not_yet(severity, color()),
+            not_yet_lines: loaded.not_yet_lines(),
             plan: loaded.plan,
         }),
-        Err(e) => Err(wrong(&e.render(color()))),
+        Err(e) => Err(Unusable { text: e.render(color()), lines: e.lines() }),
     }
 }
 
-fn without_file(flags: &Serve, backends: &str) -> Result<Read, ExitCode> {
-    match config::from_flags(&flags.listen, backends, flags.max_in_flight) {
-        Ok(plan) => Ok(Read { plan, warnings: String::new(), not_yet: String::new() }),
-        Err(wrongs) => {
-            for wrong in &wrongs {
-                error(wrong);
-            }
-            Err(ExitCode::from(WRONG))
-        }
-    }
+fn without_file(flags: &Serve, backends: &str) -> Result<Read, Unusable> {
+    let plan =
+        config::from_flags(&flags.listen, backends, flags.max_in_flight).map_err(|lines| {
+            let text = lines.iter().map(|line| format!("error: {line}\n")).collect();
+            Unusable { text, lines }
+        })?;
+    Ok(Read { plan, warnings: String::new(), not_yet: String::new(), not_yet_lines: Vec::new() })
 }
 
 fn tracing_is_not_yet(severity: Severity) -> String {

@@ -7,6 +7,7 @@ pub mod flags;
 pub mod needs;
 pub mod plan;
 pub mod validate;
+pub mod watch;
 pub mod wrong;
 
 #[cfg(test)]
@@ -62,6 +63,11 @@ impl Loaded {
         self.render(&self.warnings, Severity::Warning, color)
     }
 
+    /// What cannot be served, for a log: a line for each.
+    pub fn not_yet_lines(&self) -> Vec<String> {
+        self.not_yet.iter().map(|wrong| wrong.line(&self.source)).collect()
+    }
+
     fn render(&self, wrongs: &[Wrong], severity: Severity, color: bool) -> String {
         let mut out = String::new();
         for wrong in wrongs {
@@ -82,6 +88,16 @@ pub enum LoadError {
 }
 
 impl LoadError {
+    /// For a log: a line for each thing that is wrong, with its place.
+    pub fn lines(&self) -> Vec<String> {
+        match self {
+            Self::Unreadable(message) => vec![message.clone()],
+            Self::Refused(refused) => {
+                refused.wrongs.iter().map(|wrong| wrong.line(&refused.source)).collect()
+            }
+        }
+    }
+
     /// For people.
     pub fn render(&self, color: bool) -> String {
         match self {

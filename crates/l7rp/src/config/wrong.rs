@@ -61,6 +61,23 @@ impl Wrong {
         Some((1 + before.matches('\n').count(), 1 + before[begin..].chars().count()))
     }
 
+    /// All of it on one line: `FILE:LINE:COLUMN: KEY: message (help)`.
+    pub fn line(&self, source: &Source) -> String {
+        let mut line = source.name.clone();
+        if let Some((number, column)) = self.line_column(source) {
+            line.push_str(&format!(":{number}:{column}"));
+        }
+        let path = printable(&self.path.to_string());
+        if !path.is_empty() {
+            line.push_str(&format!(": {path}"));
+        }
+        line.push_str(&format!(": {}", printable(&self.message)));
+        if let Some(help) = &self.help {
+            line.push_str(&format!(" ({})", printable(help)));
+        }
+        line
+    }
+
     /// The order in which wrongs are told: as they are in the file.
     pub fn in_file_order(&self, other: &Self) -> Ordering {
         let start = |wrong: &Self| wrong.place.as_ref().map_or(0, |place| place.start);

@@ -50,7 +50,7 @@ pub(super) async fn failure(
     // After a malformed request nobody knows where the next one begins, and after a fault of
     // ours what has been read of it.
     let lost = matches!(failure, Failure::BadRequest(_) | Failure::Internal);
-    let keep_alive = x.may_keep_alive() && used.is_some() && !lost;
+    let keep_alive = x.may_keep_alive(client) && used.is_some() && !lost;
     let to_head = x.incoming.head.method == Method::Head;
     let sent = refuse(x.worker, x.listener, client, record, space, failure, keep_alive, to_head);
     let next = match (sent.await, keep_alive) {
@@ -171,7 +171,7 @@ async fn send(
     answer: &Answer<'_>,
 ) -> Result<Done, Failure> {
     let used = body_in_rest(x);
-    let keep_alive = x.may_keep_alive() && used.is_some();
+    let keep_alive = x.may_keep_alive(client) && used.is_some();
     let to_head = x.incoming.head.method == Method::Head;
     space.to_client.clear();
     write(space.to_client, answer, record, keep_alive, to_head);

@@ -388,11 +388,11 @@ pub(super) fn write_head(
     let host = match &pool.plan.host_header {
         // HTTP/1.0 may come without a Host; the upstream must not.
         HostHeader::Preserve if !head.host.of(buf).is_empty() => head.host.of(buf),
-        HostHeader::Preserve | HostHeader::Upstream => upstream.plan.authority.as_bytes(),
+        HostHeader::Preserve | HostHeader::Upstream => upstream.authority.as_bytes(),
         HostHeader::Literal(host) => host.as_bytes(),
     };
     let target = rewritten(route, incoming.target());
-    let parts = [upstream.plan.base_path.as_bytes(), target.0, target.1, target.2];
+    let parts = [upstream.base_path.as_bytes(), target.0, target.1, target.2];
     // `*` has no path to put anything in front of.
     let parts = if incoming.target() == b"*" { &[&b"*"[..]][..] } else { &parts };
     let forwarding = Forwarding {
@@ -420,7 +420,7 @@ pub(super) fn report(
     if about && upstream.may_report(process.clock.now()) {
         process.events.emit(&Event::UpstreamError {
             pool: pool.plan.name.clone(),
-            upstream: upstream.plan.url.clone(),
+            upstream: upstream.url.clone(),
             reason: failure.meaning().reason,
             error: if words.is_empty() { failure.meaning().text } else { words }.to_owned(),
             note: "further ones within a second are not written; the access log has all",

@@ -4,11 +4,13 @@ use std::future::poll_fn;
 use std::io;
 use std::net::IpAddr;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use l7rp_core::failure::Failure;
 use l7rp_core::names::Nanos;
 
+use crate::live::Door;
 use crate::stream::Stream;
 use crate::timer::Timer;
 use crate::worker::Buffers;
@@ -18,6 +20,8 @@ use crate::worker::Buffers;
 pub struct Client {
     /// To and from the client.
     pub stream: Stream,
+    /// Where it came in.
+    pub door: Arc<Door>,
     /// The one timer of the connection and of what is done for it.
     pub timer: Timer,
     /// Address of the peer; `None` on a Unix-domain socket.

@@ -92,16 +92,16 @@ pub struct Workspace<'a> {
     pub to_client: &'a mut Vec<u8>,
 }
 
-/// Serves one request.
+/// Serves one request, to its end by what is in force at its beginning.
 pub async fn run(
     worker: &Worker,
+    snapshot: &Snapshot,
     listener: &Listener,
     client: &mut Client,
     incoming: Incoming<'_>,
     mut space: Workspace<'_>,
 ) -> Done {
-    let pinned = worker.snapshot();
-    let exchange = Exchange { worker, snapshot: &pinned, listener, incoming };
+    let exchange = Exchange { worker, snapshot, listener, incoming };
     let sender = forwarded::sender(listener, client, &incoming);
     let mut record = Record::new(
         worker,
@@ -162,7 +162,7 @@ impl<'a> Exchange<'a> {
             }
         };
         record.pool = Some(pool);
-        let _pool = Slot::take(&pool.slots, Scope::Pool)?;
+        let _pool = Slot::take(&pool.lineage.slots, Scope::Pool)?;
         #[cfg(test)]
         panics::point(self, "before dispatch");
         let deadline = self.deadline(route);
@@ -175,8 +175,9 @@ impl<'a> Exchange<'a> {
     }
 
     /// Whether the connection may serve another request, as far as client and process go.
-    fn may_keep_alive(&self) -> bool {
-        self.incoming.head.keep_alive && !self.worker.process.is_draining()
+    fn may_keep_alive(&self, client: &Client) -> bool {
+        let leaving = self.worker.process.is_draining() || client.door.is_closed();
+        self.incoming.head.keep_alive && !leaving
     }
 
     /// `/livez` and `/readyz` on a data listener, in the mode without a file.

@@ -38,7 +38,7 @@ fn start(origin: &Origin) -> Running {
     let source = Source { name: "test".into(), text };
     let loaded = parse(&source, "".as_ref(), Files::Ignore).unwrap();
     let events = Events::new(Log::start(std::io::sink()).unwrap(), Level::Error);
-    running::start(loaded.plan, Arc::new(events)).unwrap()
+    running::start(loaded.plan, &Arc::new(events), Vec::new()).unwrap()
 }
 
 fn origin() -> Origin {
@@ -57,7 +57,7 @@ fn origin() -> Origin {
 }
 
 fn client(running: &Running) -> Client {
-    Client::connect(running.listeners()[0].1.parse().unwrap())
+    Client::connect(running.listeners().next().unwrap().1.parse().unwrap())
 }
 
 fn ask(running: &Running, lines: &str) -> std::io::Result<Message> {
@@ -73,7 +73,7 @@ fn all_is_back(running: &Running) {
     let pool = &running.process().snapshot().pools[0];
     eventually(SOON, || {
         pool.upstreams[0].seat.in_flight() == 0
-            && pool.slots.used() == 0
+            && pool.lineage.slots.used() == 0
             && running.process().slots.used() == 0
     });
 }

@@ -165,7 +165,7 @@ impl<'a> Record<'a> {
             bytes_out: self.bytes_out,
             client_ip: &self.client_ip,
             protocol,
-            upstream: self.upstream.map_or("", |u| &u.plan.url),
+            upstream: self.upstream.map_or("", |u| &u.url),
             pool: self.pool.map_or("", |p| &p.plan.name),
             attempts: self.attempts,
             upstream_time: self.upstream_time,
@@ -182,6 +182,7 @@ impl Drop for Record<'_> {
         if !self.ended && self.failure.is_none() {
             let panicked = std::thread::panicking();
             self.failure = Some(if panicked { Failure::Internal } else { Failure::Draining });
+            self.worker.counts().cut.up();
         }
         let status = match self.failure {
             Some(failure) if self.status == 0 => failure.meaning().status,

@@ -77,7 +77,7 @@ pub async fn run<'a>(
     let decode = response.framing == Framing::Chunked && x.incoming.head.is_http10;
     let by_close = decode || response.framing == Framing::UntilClose;
     // A client that is answered before it has sent all may go on sending; nobody will read it.
-    let keep_alive = x.may_keep_alive() && !by_close && upload.is_received();
+    let keep_alive = x.may_keep_alive(client) && !by_close && upload.is_received();
     space.to_client.clear();
     encode::response(
         space.to_client,

@@ -15,7 +15,7 @@ use super::dispatch::Answered;
 use super::record::Record;
 use super::{Done, Exchange, Next, Workspace};
 use crate::live::Route;
-use crate::observe::stats::RouteStats;
+use crate::observe::stats::{RouteStats, WorkerStats};
 use crate::stream::Stream;
 use crate::upstream::pool::End;
 use crate::worker::Worker;
@@ -75,26 +75,37 @@ pub(super) async fn run<'a>(
     record.status = 101;
     let until = now.plus(x.listener.plan.timeouts.write);
     client.write_all(space.to_client, &[], until).await?;
-    let _tunnel = Tunnel::open(&route.stats[worker.index]);
+    let _tunnel = Tunnel::open(&route.stats[worker.index], worker.counts());
     let down = Flow { buf, at: body_at, ..Flow::default() };
     let idle = route.plan.tunnel_idle_timeout;
-    pump(worker, client, &mut connection.stream, record, down, idle).await?;
-    Ok(Done { next: Next::Close, used: 0 })
+    match pump(worker, client, &mut connection.stream, record, down, idle).await {
+        Ok(()) => Ok(Done { next: Next::Close, used: 0 }),
+        // Both sides are told in order that it is over; the client may still be sending.
+        Err(Failure::Draining) => {
+            worker.counts().tunnels_closed.up();
+            record.failure = Some(Failure::Draining);
+            let _ = poll_fn(|cx| connection.stream.poll_shutdown(cx)).await;
+            Ok(Done { next: Next::Linger, used: 0 })
+        }
+        Err(failure) => Err(failure),
+    }
 }
 
 /// A tunnel in the count of its route.
-struct Tunnel<'a>(&'a RouteStats);
+struct Tunnel<'a>(&'a RouteStats, &'a WorkerStats);
 
 impl<'a> Tunnel<'a> {
-    fn open(stats: &'a RouteStats) -> Self {
-        stats.tunnels_opened.up();
-        Self(stats)
+    fn open(of_route: &'a RouteStats, of_worker: &'a WorkerStats) -> Self {
+        of_route.tunnels_opened.up();
+        of_worker.tunnels_opened.up();
+        Self(of_route, of_worker)
     }
 }
 
 impl Drop for Tunnel<'_> {
     fn drop(&mut self) {
         self.0.tunnels_ended.up();
+        self.1.tunnels_ended.up();
     }
 }
 
@@ -122,6 +133,9 @@ async fn pump(
         if (record.bytes_in, record.bytes_out) != (up.moved, down.moved) {
             (record.bytes_in, record.bytes_out) = (up.moved, down.moved);
             deadline = clock.now().plus(idle);
+        }
+        if worker.process.is_ending() {
+            return Poll::Ready(Err(Failure::Draining));
         }
         match (going_up, going_down) {
             (Poll::Ready(Err(Side::From)), _) | (_, Poll::Ready(Err(Side::To))) => {

@@ -101,19 +101,40 @@ pub enum Event {
         location: String,
         message: String,
     },
+    ConfigReloaded {
+        cause: &'static str,
+        generation: u64,
+        took_ms: f64,
+        kept_connections: u64,
+        kept_tunnels: u64,
+        in_flight: u64,
+        closed: u64,
+    },
+    ConfigRejected {
+        cause: &'static str,
+        /// The one that stays in force.
+        generation: u64,
+        took_ms: f64,
+        errors: Vec<String>,
+    },
     ReloadIgnored {
         why: &'static str,
     },
     ShutdownStarted {
         why: &'static str,
         in_progress: u64,
+        tunnels: u64,
+        connections: u64,
+        delay_ms: u64,
         grace_ms: u64,
     },
     ShutdownComplete {
         took_ms: u64,
         cut: u64,
+        tunnels_closed: u64,
     },
     ShutdownForced {
+        took_ms: u64,
         cut: u64,
     },
 }
@@ -125,6 +146,7 @@ impl Event {
             | Self::CircuitBreakerChanged { to: "closed" | "half_open", .. }
             | Self::ProxyStarted { .. }
             | Self::UpstreamResolved { .. }
+            | Self::ConfigReloaded { .. }
             | Self::ShutdownStarted { .. }
             | Self::ShutdownComplete { .. } => Level::Info,
             Self::UpstreamResolveFailed { .. }
@@ -134,7 +156,9 @@ impl Event {
             | Self::AcceptFailed { .. }
             | Self::ReloadIgnored { .. }
             | Self::ShutdownForced { .. } => Level::Warn,
-            Self::WorkerFailed { .. } | Self::ExchangePanicked { .. } => Level::Error,
+            Self::WorkerFailed { .. }
+            | Self::ExchangePanicked { .. }
+            | Self::ConfigRejected { .. } => Level::Error,
         }
     }
 }

@@ -176,7 +176,11 @@ fn tries(text: &mut Text, snapshot: &Snapshot) {
     let name = "proxy_retry_budget_exhausted_total";
     text.family(name, "counter", "Extra tries that the pool's budget did not allow.");
     for pool in &snapshot.pools {
-        text.sample(name, &[("pool", &pool.plan.name)], pool.budget_exhausted.load(Relaxed));
+        text.sample(
+            name,
+            &[("pool", &pool.plan.name)],
+            pool.lineage.budget_exhausted.load(Relaxed),
+        );
     }
 }
 
@@ -210,8 +214,7 @@ fn breakers(text: &mut Text, snapshot: &Snapshot) {
 fn each_upstream(snapshot: &Snapshot, mut each: impl FnMut(&[(&str, &str)], &Upstream, bool)) {
     for pool in &snapshot.pools {
         for (ix, upstream) in pool.upstreams.iter().enumerate() {
-            let labels =
-                [("pool", pool.plan.name.as_str()), ("upstream", upstream.plan.url.as_str())];
+            let labels = [("pool", pool.plan.name.as_str()), ("upstream", upstream.url.as_str())];
             each(&labels, upstream, pool.is_eligible(ix));
         }
     }
@@ -235,7 +238,7 @@ fn upstreams(text: &mut Text, snapshot: &Snapshot) {
     text.family(name, "histogram", "From the begin of a try to the last octet of its response.");
     each_upstream(snapshot, |labels, upstream, _| {
         let mut durations = DurationSum::default();
-        for shard in &upstream.stats {
+        for shard in upstream.stats.iter() {
             shard.duration.add_to(&mut durations);
         }
         text.histogram(name, labels, &durations);
@@ -298,7 +301,7 @@ fn listeners(text: &mut Text, snapshot: &Snapshot) {
     let name = "proxy_shed_total";
     text.family(name, "counter", "Requests and connections refused because something was full.");
     for scope in Scope::ALL {
-        let shards = snapshot.listeners.iter().flat_map(|l| &l.stats);
+        let shards = snapshot.listeners.iter().flat_map(|l| l.stats.iter());
         let count: u64 = shards.map(|s| s.shed[scope.index()].get()).sum();
         text.sample(name, &[("scope", scope.name())], count);
     }
@@ -310,12 +313,40 @@ fn own(text: &mut Text, process: &Process) {
     for (location, count) in process.panics.all() {
         text.sample(name, &[("location", &location)], count);
     }
+    reloads(text, process);
     let name = "proxy_access_log_dropped_total";
     text.family(name, "counter", "Log lines that found no room.");
     text.sample(name, &[], process.events.log().dropped());
     let name = "proxy_build_info";
     text.family(name, "gauge", "Always 1; the version is a label.");
     text.sample(name, &[("version", env!("CARGO_PKG_VERSION"))], 1);
+}
+
+/// What became of the wish for another configuration.
+fn reloads(text: &mut Text, process: &Process) {
+    let reloads = &process.reloads;
+    let name = "proxy_config_reloads_total";
+    text.family(name, "counter", "Reloads, by what they have come to.");
+    text.sample(name, &[("outcome", "ok")], reloads.ok.get());
+    text.sample(name, &[("outcome", "rejected")], reloads.rejected.get());
+    let name = "proxy_config_reload_duration_seconds";
+    text.family(name, "histogram", "From the wish to the configuration in force, or refused.");
+    let mut sum = DurationSum::default();
+    reloads.duration.add_to(&mut sum);
+    text.histogram(name, &[], &sum);
+    let name = "proxy_config_last_reload_successful";
+    text.family(name, "gauge", "1, or 0 if the last reload was refused.");
+    text.sample(name, &[], u8::from(!reloads.last_failed.load(Relaxed)));
+    let name = "proxy_config_last_reload_success_timestamp_seconds";
+    text.family(name, "gauge", "When the configuration in force was taken, in seconds since 1970.");
+    let at = match reloads.last_success_ms.load(Relaxed) {
+        0 => process.started_ms,
+        at => at,
+    };
+    text.sample(name, &[], at as f64 / 1000.0);
+    let name = "proxy_config_generation";
+    text.family(name, "gauge", "1 at the start, and one more with each reload.");
+    text.sample(name, &[], process.generation());
 }
 
 /// What the standard process collector tells, under its names.

@@ -5,7 +5,7 @@
 //! removes that, its series vanish with it; when a reload keeps it, they go on.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
@@ -240,6 +240,41 @@ impl Transitions {
     pub fn health_counts(&self) -> Vec<(&'static str, String, u64)> {
         lock(&self.health).iter().map(|((to, why), n)| (*to, why.clone(), *n)).collect()
     }
+}
+
+/// One worker's counters of what belongs to the process as a whole.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub struct WorkerStats {
+    /// Connections of clients that have begun to be served.
+    pub connections_opened: Count,
+    /// Those of them that have ended.
+    pub connections_closed: Count,
+    /// Tunnels opened, on whatever route.
+    pub tunnels_opened: Count,
+    /// Tunnels ended.
+    pub tunnels_ended: Count,
+    /// Requests that the proxy itself has cut off in their middle.
+    pub cut: Count,
+    /// Tunnels that it has closed because the grace of a drain was over.
+    pub tunnels_closed: Count,
+    /// When the worker last showed that it still works, in ns; only written as a whole value.
+    pub alive_at: AtomicU64,
+}
+
+/// What reloads have come to. One thread writes.
+#[derive(Debug, Default)]
+pub struct Reloads {
+    /// Put in force.
+    pub ok: Count,
+    /// Refused.
+    pub rejected: Count,
+    /// The last was refused.
+    pub last_failed: AtomicBool,
+    /// Wall-clock ms of the last that was put in force; 0: none was.
+    pub last_success_ms: AtomicU64,
+    /// From the signal to the end.
+    pub duration: Durations,
 }
 
 /// One worker's counters of one listener.

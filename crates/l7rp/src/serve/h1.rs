@@ -18,6 +18,9 @@ use crate::worker::{SMALL, Scratch, Worker};
 
 /// How long a refused client has to read the answer.
 const LINGER: Duration = Duration::from_secs(2);
+/// How long a draining process waits for one more request on a connection that has carried some:
+/// a client that is busy with it then reads that it is the last, and sends none into its closing.
+const LAST_CALL: Duration = Duration::from_millis(500);
 /// Octets of the buffer for a head that comes in pieces, at first.
 const PIECE: usize = 4 << 10;
 
@@ -34,12 +37,12 @@ enum Head {
 }
 
 /// Serves a client's connection to its end.
-pub async fn serve(worker: &Rc<Worker>, listener: &Arc<Listener>, mut client: Client) {
-    while client.wait(worker, listener).await {
+pub async fn serve(worker: &Rc<Worker>, mut listener: Arc<Listener>, mut client: Client) {
+    while client.wait(worker, &listener).await {
         // Everything that a busy connection needs is taken here and given back below.
         let mut buf = take_buffer(worker, &mut client);
         let mut scratch = worker.take_scratch();
-        let next = serve_burst(worker, listener, &mut client, &mut buf, &mut scratch).await;
+        let next = serve_burst(worker, &mut listener, &mut client, &mut buf, &mut scratch).await;
         worker.give_scratch(scratch);
         worker.buffers.give(buf);
         match next {
@@ -66,7 +69,7 @@ fn take_buffer(worker: &Worker, client: &mut Client) -> Vec<u8> {
 /// Serves requests until there is nothing left of what has arrived.
 async fn serve_burst(
     worker: &Rc<Worker>,
-    listener: &Arc<Listener>,
+    listener: &mut Arc<Listener>,
     client: &mut Client,
     buf: &mut Vec<u8>,
     scratch: &mut Scratch,
@@ -89,7 +92,10 @@ async fn serve_burst(
         let incoming =
             Incoming { buf: head, head: request, rest, arrived: worker.process.clock.now() };
         let space = Workspace { response, to_upstream, to_client };
-        let Done { next, used } = exchange::run(worker, listener, client, incoming, space).await;
+        let pinned = worker.pin(&client.door, listener);
+        let Done { next, used } =
+            exchange::run(worker, &pinned, listener, client, incoming, space).await;
+        drop(pinned);
         match next {
             Next::KeepAlive => {}
             // Closing over octets that nobody read would reset the connection, and the client
@@ -110,7 +116,7 @@ async fn serve_burst(
         if buf.is_empty() {
             return if client.ended { Next::Close } else { Next::KeepAlive };
         }
-        if worker.process.is_draining() {
+        if worker.process.is_draining() || client.door.is_closed() {
             return Next::Close;
         }
     }
@@ -239,10 +245,11 @@ impl Client {
                 return Poll::Ready(true);
             }
             // A new connection may carry a request that was sent before the drain began.
-            if worker.process.is_draining() && *has_spoken {
-                return Poll::Ready(false);
-            }
-            timer.poll(cx, deadline).map(|()| false)
+            let last_call = match worker.process.draining_since() {
+                Some(at) if *has_spoken => at.plus(LAST_CALL),
+                _ => Nanos::NEVER,
+            };
+            timer.poll(cx, deadline.min(last_call)).map(|()| false)
         })
         .await
     }

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
+use socket2::{Domain, Protocol, SockFilter, SockRef, Socket, TcpKeepalive, Type};
 
 use crate::config::plan::Bind;
 use crate::stream::Stream;
@@ -45,6 +45,26 @@ impl Accepting {
         match bound {
             Bound::Tcp(l) => tokio::net::TcpListener::from_std(l).map(Self::Tcp),
             Bound::Unix(l) => tokio::net::UnixListener::from_std(l).map(Self::Unix),
+        }
+    }
+
+    /// Has the kernel begin no more connections, while those whose handshake is under way come
+    /// to be accepted: a socket that is closed in between would reset them. False: that cannot
+    /// be had, or need not, for a Unix-domain socket knows no handshake.
+    pub fn refuse_new(&self) -> bool {
+        // Offset 13 of a TCP header has the flags: a lone SYN asks for a connection.
+        const SYN: u32 = 0x02;
+        const ACK: u32 = 0x10;
+        let drop_syn = [
+            SockFilter::new(0x30, 0, 0, 13),        // load the octet at 13
+            SockFilter::new(0x54, 0, 0, SYN | ACK), // and
+            SockFilter::new(0x15, 0, 1, SYN),       // is it a SYN alone?
+            SockFilter::new(0x06, 0, 0, 0),         // then nothing of it is kept
+            SockFilter::new(0x06, 0, 0, u32::MAX),  // else all
+        ];
+        match self {
+            Self::Tcp(l) => SockRef::from(l).attach_filter(&drop_syn).is_ok(),
+            Self::Unix(_) => false,
         }
     }
 
@@ -89,14 +109,15 @@ impl std::fmt::Display for BindError {
     }
 }
 
-/// Sockets for `bind`, one for each of `workers`.
+/// Sockets for `bind`, one for each of `workers`. `beside_own`: this process itself listens on
+/// the port, at another address.
 ///
 /// # Errors
 /// The address cannot be bound. It is tried without `SO_REUSEPORT` first: with it a second
 /// process of the same user would get its share of the connections in silence.
-pub fn bind(bind: &Bind, workers: usize) -> Result<Vec<Bound>, BindError> {
+pub fn bind(bind: &Bind, workers: usize, beside_own: bool) -> Result<Vec<Bound>, BindError> {
     let all = match bind {
-        Bind::Tcp(address) => bind_tcp(*address, workers),
+        Bind::Tcp(address) => bind_tcp(*address, workers, beside_own),
         Bind::Unix(path) => bind_unix(path, workers),
     };
     all.map_err(|error| {
@@ -108,12 +129,23 @@ pub fn bind(bind: &Bind, workers: usize) -> Result<Vec<Bound>, BindError> {
     })
 }
 
-fn bind_tcp(address: SocketAddr, workers: usize) -> io::Result<Vec<Bound>> {
-    let alone = tcp_socket(address)?;
-    alone.bind(&address.into())?;
-    // Port 0 means any; all sockets must get the same.
-    let address = alone.local_addr()?.as_socket().unwrap_or(address);
-    drop(alone);
+/// A single socket for `bind`.
+///
+/// # Errors
+/// As [`bind`].
+pub fn bind_one(at: &Bind, beside_own: bool) -> Result<Bound, BindError> {
+    let none =
+        || BindError { bind: at.clone(), error: io::ErrorKind::NotFound.into(), holder: None };
+    bind(at, 1, beside_own)?.pop().ok_or_else(none)
+}
+
+fn bind_tcp(mut address: SocketAddr, workers: usize, beside_own: bool) -> io::Result<Vec<Bound>> {
+    if !beside_own {
+        let alone = tcp_socket(address)?;
+        alone.bind(&address.into())?;
+        // Port 0 means any; all sockets must get the same.
+        address = alone.local_addr()?.as_socket().unwrap_or(address);
+    }
     (0..workers)
         .map(|_| {
             let socket = tcp_socket(address)?;
@@ -164,6 +196,17 @@ fn bind_unix(path: &Path, workers: usize) -> io::Result<Vec<Bound>> {
 }
 
 impl Bound {
+    /// Another handle of the same socket.
+    ///
+    /// # Errors
+    /// There is no descriptor left.
+    pub fn try_clone(&self) -> io::Result<Self> {
+        Ok(match self {
+            Self::Tcp(listener) => Self::Tcp(listener.try_clone()?),
+            Self::Unix(listener) => Self::Unix(listener.try_clone()?),
+        })
+    }
+
     /// The address that it listens on.
     pub fn local(&self) -> Option<SocketAddr> {
         match self {

@@ -3,20 +3,22 @@
 use std::future::poll_fn;
 use std::io;
 use std::net::IpAddr;
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::task::Poll;
 use std::time::Duration;
 
 use l7rp_core::failure::Scope;
 use l7rp_core::names::Nanos;
-use tokio::sync::watch;
-use tokio::task::unconstrained;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::{JoinHandle, unconstrained};
 
 use super::h1;
 use super::listen::{Accepting, Bound};
 use crate::exchange::client::Client;
-use crate::live::{Listener, Process};
+use crate::live::{Door, Listener, Process};
 use crate::observe::event::Event;
 use crate::stream::Stream;
 use crate::timer::Timer;
@@ -29,10 +31,35 @@ pub enum Phase {
     Serve,
     /// Take what has been accepted to its end.
     Drain,
+    /// The grace is over: close in order what can be.
+    End,
     /// Stop now.
     Stop,
 }
 
+/// What a worker is told while it serves.
+#[derive(Debug)]
+pub enum Order {
+    /// Accept connections on `socket`.
+    Open {
+        /// Its address.
+        door: Arc<Door>,
+        /// Who serves those that come in.
+        listener: Arc<Listener>,
+        /// The worker's own, or its handle of one that workers share.
+        socket: Bound,
+    },
+    /// Accept what has come in at the door with this id, and then no more.
+    Close {
+        /// [`Door::id`].
+        door: u64,
+        /// Dropped when the sockets are closed.
+        done: mpsc::Sender<()>,
+    },
+}
+
+/// Connections whose handshake is under way when a socket is to be closed have so long to end it.
+const SETTLE: Duration = Duration::from_millis(100);
 /// How often idle connections to upstreams are looked through.
 const SWEEP: Duration = Duration::from_secs(1);
 /// How long an access-log line waits at most before it is handed over.
@@ -46,73 +73,107 @@ const FULL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\
     Proxy-Status: l7rp; error=connection_limit_reached; details=\"capacity_connections\"\r\n\
     Retry-After: 1\r\nConnection: close\r\n\r\n";
 
-/// Runs a worker until all is drained or it is stopped; the number of connections that were
-/// cut. Must run inside a `LocalSet`.
-///
-/// # Errors
-/// A socket could not be taken over by the runtime.
+/// Runs a worker until all is drained or it is stopped. Must run inside a `LocalSet`.
 pub async fn run(
     index: usize,
     process: Arc<Process>,
-    sockets: Vec<(Bound, Arc<Listener>)>,
+    mut orders: mpsc::UnboundedReceiver<Order>,
     mut phase: watch::Receiver<Phase>,
-) -> io::Result<usize> {
+) {
     let worker = Rc::new(Worker::new(index, process));
-    let mut accepting = Vec::new();
-    for (bound, listener) in sockets {
-        let socket = Accepting::new(bound)?;
-        let accept = accept_all(worker.clone(), listener, socket, phase.clone());
-        accepting.push(tokio::task::spawn_local(accept));
-    }
     let sweeper = tokio::task::spawn_local(sweep(worker.clone()));
     let lines = tokio::task::spawn_local(hand_over_lines(worker.clone()));
-    // A sender that is gone means that nobody will ever ask to drain: stop.
-    let _ = phase.wait_for(|p| *p >= Phase::Drain).await;
-    for task in accepting {
-        // Each ends by itself once its queue is empty.
-        let _ = task.await;
+    let mut accepting = Vec::new();
+    loop {
+        tokio::select! {
+            // A sender that is gone means that nobody will ever ask to drain: stop.
+            _ = phase.wait_for(|p| *p >= Phase::Drain) => break,
+            Some(order) = orders.recv() => follow(order, &worker, &mut accepting),
+        }
     }
     worker.connections.wake_all();
+    let drained = async {
+        let closing: Vec<_> = accepting.into_iter().map(AcceptTask::close).collect();
+        for task in closing {
+            // Each ends by itself once its queue is empty.
+            let _ = task.await;
+        }
+        worker.connections.all_gone().await;
+    };
+    let stopped = async {
+        let _ = phase.wait_for(|p| *p >= Phase::End).await;
+        worker.connections.wake_all();
+        let _ = phase.wait_for(|p| *p == Phase::Stop).await;
+    };
     tokio::select! {
-        () = worker.connections.all_gone() => {}
-        _ = phase.wait_for(|p| *p == Phase::Stop) => {}
+        () = drained => {}
+        () = stopped => {}
     }
     sweeper.abort();
     lines.abort();
     worker.hand_over_lines();
-    Ok(worker.connections.count())
 }
 
-/// Accepts until told to drain, and then what the kernel has already queued.
+/// A task that accepts on one socket.
+struct AcceptTask {
+    door: u64,
+    close: oneshot::Sender<()>,
+    task: JoinHandle<()>,
+}
+
+impl AcceptTask {
+    /// Has it empty its queue and end.
+    fn close(self) -> JoinHandle<()> {
+        let _ = self.close.send(());
+        self.task
+    }
+}
+
+fn follow(order: Order, worker: &Rc<Worker>, accepting: &mut Vec<AcceptTask>) {
+    match order {
+        Order::Open { door, listener, socket } => match Accepting::new(socket) {
+            Ok(socket) => {
+                let (close, closed) = oneshot::channel();
+                let id = door.id;
+                let task = accept_all(worker.clone(), door, listener, socket, closed);
+                let task = tokio::task::spawn_local(task);
+                accepting.push(AcceptTask { door: id, close, task });
+            }
+            Err(e) => worker
+                .process
+                .events
+                .emit(&Event::WorkerFailed { worker: worker.index, error: e.to_string() }),
+        },
+        Order::Close { door, done } => {
+            for task in accepting.extract_if(.., |task| task.door == door) {
+                let (task, done) = (task.close(), done.clone());
+                tokio::task::spawn_local(async move {
+                    let _ = task.await;
+                    drop(done);
+                });
+            }
+        }
+    }
+}
+
+/// Accepts until told to close, and then what the kernel has already queued.
 async fn accept_all(
     worker: Rc<Worker>,
-    listener: Arc<Listener>,
+    door: Arc<Door>,
+    mut listener: Arc<Listener>,
     socket: Accepting,
-    mut phase: watch::Receiver<Phase>,
+    mut close: oneshot::Receiver<()>,
 ) {
     let mut told = Nanos(0);
     loop {
-        let draining = *phase.borrow() >= Phase::Drain;
-        let accepted = if draining {
-            // Ready at once: with a connection, or with nothing. Unconstrained, or the runtime
-            // would say "nothing" once a task has done much, and what waits would be reset.
-            unconstrained(poll_fn(|cx| Poll::Ready(socket.poll_accept(cx)))).await
-        } else {
-            tokio::select! {
-                accepted = poll_fn(|cx| socket.poll_accept(cx)) => Poll::Ready(accepted),
-                changed = phase.changed() => match changed {
-                    Ok(()) => continue,
-                    // Nobody is left who could ask to drain.
-                    Err(_) => return,
-                },
-            }
+        let accepted = tokio::select! {
+            accepted = poll_fn(|cx| socket.poll_accept(cx)) => accepted,
+            _ = &mut close => break,
         };
         match accepted {
-            Poll::Pending => return,
-            Poll::Ready(Ok((stream, peer))) => take_on(&worker, &listener, stream, peer),
-            Poll::Ready(Err(e)) if is_the_peers(&e) => {}
-            Poll::Ready(Err(_)) if draining => return,
-            Poll::Ready(Err(e)) => {
+            Ok((stream, peer)) => take_on(&worker, &door, &mut listener, stream, peer),
+            Err(e) if is_the_peers(&e) => {}
+            Err(e) => {
                 let now = worker.process.clock.now();
                 if told == Nanos(0) || now.since(told) >= Duration::from_secs(1) {
                     told = now;
@@ -124,6 +185,34 @@ async fn accept_all(
                 }
                 tokio::time::sleep(SHORTAGE_PAUSE).await;
             }
+        }
+    }
+    // Somebody else has the socket too, and accepts what waits in it.
+    if door.is_handed_over() {
+        return;
+    }
+    if socket.refuse_new() {
+        let mut settled = pin!(tokio::time::sleep(SETTLE));
+        loop {
+            tokio::select! {
+                accepted = poll_fn(|cx| socket.poll_accept(cx)) => match accepted {
+                    Ok((stream, peer)) => take_on(&worker, &door, &mut listener, stream, peer),
+                    Err(e) if is_the_peers(&e) => {}
+                    Err(_) => break,
+                },
+                () = &mut settled => break,
+            }
+        }
+    }
+    // Ready at once: with a connection, or with nothing. Unconstrained, or the runtime would say
+    // "nothing" once a task has done much, and what waits would be reset.
+    while let Poll::Ready(accepted) =
+        unconstrained(poll_fn(|cx| Poll::Ready(socket.poll_accept(cx)))).await
+    {
+        match accepted {
+            Ok((stream, peer)) => take_on(&worker, &door, &mut listener, stream, peer),
+            Err(e) if is_the_peers(&e) => {}
+            Err(_) => return,
         }
     }
 }
@@ -140,7 +229,14 @@ fn is_the_peers(e: &io::Error) -> bool {
 }
 
 /// Begins to serve an accepted connection.
-fn take_on(worker: &Rc<Worker>, listener: &Arc<Listener>, stream: Stream, peer: Option<IpAddr>) {
+fn take_on(
+    worker: &Rc<Worker>,
+    door: &Arc<Door>,
+    listener: &mut Arc<Listener>,
+    stream: Stream,
+    peer: Option<IpAddr>,
+) {
+    worker.pin(door, listener);
     let stats = &listener.stats[worker.index];
     if !listener.connections.try_enter() {
         stats.shed[Scope::Connections.index()].up();
@@ -148,6 +244,8 @@ fn take_on(worker: &Rc<Worker>, listener: &Arc<Listener>, stream: Stream, peer: 
         return;
     }
     stats.opened.up();
+    worker.counts().connections_opened.up();
+    let (door, listener) = (door.clone(), listener.clone());
     let entry = Entry { worker: worker.clone(), listener: listener.clone(), id: None };
     tokio::task::spawn_local(async move {
         let mut entry = entry;
@@ -155,6 +253,7 @@ fn take_on(worker: &Rc<Worker>, listener: &Arc<Listener>, stream: Stream, peer: 
         entry.id = Some(entry.worker.connections.enter(waker));
         let client = Client {
             stream,
+            door,
             timer: Timer::new(entry.worker.process.clock),
             peer,
             peer_text: peer.map_or_else(|| "unix".into(), |ip| ip.to_string().into()),
@@ -163,7 +262,7 @@ fn take_on(worker: &Rc<Worker>, listener: &Arc<Listener>, stream: Stream, peer: 
             idle_since: entry.worker.process.clock.now(),
             has_spoken: false,
         };
-        h1::serve(&entry.worker, &entry.listener, client).await;
+        h1::serve(&entry.worker, listener, client).await;
     });
 }
 
@@ -181,6 +280,7 @@ impl Drop for Entry {
         }
         self.listener.connections.leave();
         self.listener.stats[self.worker.index].closed.up();
+        self.worker.counts().connections_closed.up();
     }
 }
 
@@ -188,10 +288,10 @@ async fn sweep(worker: Rc<Worker>) {
     loop {
         tokio::time::sleep(SWEEP).await;
         let now = worker.process.clock.now();
-        let snapshot = worker.snapshot();
-        for upstream in snapshot.pools.iter().flat_map(|pool| &pool.upstreams) {
-            worker.idle.sweep(upstream, now, worker.index);
-        }
+        worker.counts().alive_at.store(now.0, Relaxed);
+        worker.idle.sweep(now, worker.index);
+        // A worker that nobody asks anything of must not keep an old snapshot.
+        let _ = worker.snapshot();
     }
 }
 

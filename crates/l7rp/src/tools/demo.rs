@@ -50,8 +50,8 @@ impl Demo {
     }
 
     /// Real address of the proxy.
-    pub fn proxy(&self) -> &str {
-        self.running.listeners().first().map_or("", |(_, address)| address)
+    pub fn proxy(&self) -> String {
+        self.running.listeners().next().map_or_else(String::new, |(_, address)| address)
     }
 
     /// Stops the proxy, then the backends.
@@ -81,7 +81,7 @@ pub fn start(wish: Wish, log: Log) -> Result<Demo, String> {
     // Without the access log, only what is worth attention may come between the lines.
     let least = if wish.access_log { Level::Info } else { Level::Warn };
     let events = Arc::new(Events::new(log, least));
-    let running = running::start(loaded.plan, events).map_err(|e| e.to_string())?;
+    let running = running::start(loaded.plan, &events, Vec::new()).map_err(|e| e.to_string())?;
     wait_until_ready(&running);
     let text = words(&running, wish, &backends, &source.text);
     Ok(Demo { running, _backends: backends, text })
@@ -160,11 +160,11 @@ access_log:
 }
 
 fn words(running: &Running, wish: Wish, backends: &[Backend; 3], configuration: &str) -> String {
-    let proxy = running.listeners().first().map_or("", |(_, address)| address);
+    let proxy = running.listeners().next().map_or_else(String::new, |(_, address)| address);
     let admin = running.admin().unwrap_or_default();
     let [one, two, moody] = backends.each_ref().map(Backend::addr);
     let mut text = String::new();
-    for (wanted, address) in [(wish.proxy, proxy), (wish.admin, admin)] {
+    for (wanted, address) in [(wish.proxy, &proxy), (wish.admin, &admin)] {
         if wanted != 0 && !address.ends_with(&format!(":{wanted}")) {
             // Writing into memory does not fail, here and below.
             let _ = writeln!(text, "Port {wanted} is in use; another one is taken.");
@@ -243,12 +243,12 @@ mod tests {
         let text = demo.text().to_owned();
         assert!(text.contains(&format!("Port {port} is in use; another one is taken.\n")));
         assert!(text.contains(&format!("\nproxy   http://{}\n", demo.proxy())), "{text}");
-        let mut answers: Vec<String> = (0..30).map(|_| ask(demo.proxy(), "/")).collect();
+        let mut answers: Vec<String> = (0..30).map(|_| ask(&demo.proxy(), "/")).collect();
         answers.retain(|answer| answer.starts_with("HTTP/1.1 200 "));
         assert_eq!(answers.len(), 30, "{answers:?}");
         let admin = text.lines().find_map(|line| line.strip_prefix("admin   http://")).unwrap();
         assert!(ask(admin, "/-/ready").starts_with("HTTP/1.1 200 "));
-        let proxy = demo.proxy().to_owned();
+        let proxy = demo.proxy();
         demo.stop();
         assert!(TcpStream::connect(proxy).is_err());
     }

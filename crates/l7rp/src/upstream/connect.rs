@@ -14,7 +14,7 @@ use crate::stream::Stream;
 /// # Errors
 /// The failure and the system's words for it.
 pub async fn connect(upstream: &Upstream, limit: Duration) -> Result<Stream, (Failure, String)> {
-    let mut last = (Failure::Unresolved, format!("{} has no address", upstream.plan.host));
+    let mut last = (Failure::Unresolved, format!("{} has no address", upstream.host));
     let all = async {
         for address in upstream.addresses() {
             match TcpStream::connect(address).await {

@@ -2,9 +2,11 @@
 //! out, so that the warmest is used and the rest expire.
 
 use std::cell::RefCell;
+use std::collections::HashMap;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use foldhash::fast::FixedState;
 use l7rp_core::names::Nanos;
 
 use super::connection::Connection;
@@ -25,12 +27,7 @@ struct Idle {
 /// One worker's idle connections, by [`Upstream::id`].
 #[derive(Debug, Default)]
 pub struct IdlePool {
-    stacks: RefCell<Vec<Stack>>,
-}
-
-#[derive(Debug, Default)]
-struct Stack {
-    idle: Vec<Idle>,
+    stacks: RefCell<HashMap<usize, Vec<Idle>, FixedState>>,
 }
 
 impl IdlePool {
@@ -44,7 +41,7 @@ impl IdlePool {
         worker: usize,
     ) -> Option<Connection> {
         let mut stacks = self.stacks.borrow_mut();
-        let stack = &mut stacks.get_mut(upstream.id)?.idle;
+        let stack = stacks.get_mut(&upstream.id)?;
         let taken = loop {
             // The last is the youngest: if it is not fresh, none is.
             if only_fresh && stack.last().is_some_and(|i| now.since(i.since) >= FRESH) {
@@ -70,11 +67,8 @@ impl IdlePool {
     ) {
         let upstream = connection.upstream().clone();
         let mut stacks = self.stacks.borrow_mut();
-        if stacks.len() <= upstream.id {
-            stacks.resize_with(upstream.id + 1, Stack::default);
-        }
-        let stack = &mut stacks[upstream.id].idle;
-        if stack.len() >= max || keep_for.is_zero() {
+        let stack = stacks.entry(upstream.id).or_default();
+        if stack.len() >= max || keep_for.is_zero() || upstream.is_retired() {
             return;
         }
         stack.push(Idle {
@@ -90,28 +84,34 @@ impl IdlePool {
     pub fn make_room(&self, worker: usize) -> bool {
         let mut stacks = self.stacks.borrow_mut();
         let mut any = false;
-        for idle in stacks.iter_mut().flat_map(|stack| stack.idle.drain(..)) {
+        for idle in stacks.values_mut().flat_map(|stack| stack.drain(..)) {
             idle.connection.upstream().stats[worker].idle.store(0, Relaxed);
             any = true;
         }
         any
     }
 
-    /// Closes connections to `upstream` that have expired or that the upstream has closed.
-    pub fn sweep(&self, upstream: &Upstream, now: Nanos, worker: usize) {
-        let mut stacks = self.stacks.borrow_mut();
-        let Some(stack) = stacks.get_mut(upstream.id) else { return };
-        stack.idle.retain(|idle| idle.is_usable(upstream, now));
-        upstream.stats[worker].idle.store(stack.idle.len() as u64, Relaxed);
-        if stack.idle.is_empty() {
-            stack.idle = Vec::new();
-        }
+    /// Closes connections that have expired, that the upstream has closed, or that lead to an
+    /// upstream which nothing in force uses.
+    pub fn sweep(&self, now: Nanos, worker: usize) {
+        self.stacks.borrow_mut().retain(|_, stack| {
+            let Some(last) = stack.last() else { return false };
+            let upstream = last.connection.upstream().clone();
+            // Its successor may share its counts.
+            if upstream.is_retired() {
+                return false;
+            }
+            stack.retain(|idle| idle.is_usable(&upstream, now));
+            upstream.stats[worker].idle.store(stack.len() as u64, Relaxed);
+            !stack.is_empty()
+        });
     }
 }
 
 impl Idle {
     fn is_usable(&self, upstream: &Upstream, now: Nanos) -> bool {
         now < self.expires
+            && !upstream.is_retired()
             && self.address_generation == upstream.address_generation()
             && self.connection.stream.is_quiet()
     }

@@ -1,8 +1,8 @@
 //! One upstream of a pool: its addresses, its load, its breaker, its counts.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -12,15 +12,27 @@ use l7rp_core::upstream::breaker::{self, Breaker, Trip};
 use l7rp_core::upstream::passive::{self, Passive};
 use tokio::sync::Notify;
 
+use super::probe::Checks;
+use super::standing::Standing;
 use crate::config::plan;
 use crate::observe::stats::{Transitions, UpstreamStats};
+use crate::sync::lock;
 
-/// An upstream.
+/// An upstream. It lives for as long as its pool has its URL and judges it by the same rules,
+/// whatever else a reload changes.
 #[derive(Debug)]
 pub struct Upstream {
-    /// As configured.
-    pub plan: plan::Upstream,
-    /// Unique in the process; the place of its idle connections in each worker.
+    /// As configured; what identifies it in its pool.
+    pub url: String,
+    /// A name or an address, without brackets.
+    pub host: String,
+    /// Where it listens.
+    pub port: u16,
+    /// Host and port as in the URL, for the Host field.
+    pub authority: String,
+    /// Put before every request path; mostly empty.
+    pub base_path: String,
+    /// Never used twice in a process; whose idle connections are whose.
     pub id: usize,
     /// Load and latency.
     pub seat: Arc<Seat>,
@@ -29,13 +41,25 @@ pub struct Upstream {
     /// Scores its answers, where the pool wants that.
     pub passive: Option<Passive>,
     /// One shard for each worker.
-    pub stats: Vec<UpstreamStats>,
+    pub stats: Arc<[UpstreamStats]>,
     /// How often breaker and health have changed.
-    pub transitions: Transitions,
+    pub transitions: Arc<Transitions>,
+    /// What is known of it beside its breaker. Locked after the lineage, see [`Lineage`].
+    ///
+    /// [`Lineage`]: super::lineage::Lineage
+    pub(super) standing: Mutex<Standing>,
     /// A test of its breaker has lost a race and told nothing; the next one must not.
     pub(super) test_was_lost: AtomicBool,
     /// When it last became eligible, in ns; 0: from the beginning.
     pub(super) eligible_since: AtomicU64,
+    /// When it was last probed and when its name was last resolved, in ns; 0: never. Whoever
+    /// takes these tasks over goes on from there.
+    pub(super) probed_at: AtomicU64,
+    pub(super) resolved_at: AtomicU64,
+    /// The resolver has answered, good or bad; or need not.
+    asked: AtomicBool,
+    /// Nothing in force uses it any more.
+    retired: AtomicBool,
     addresses: ArcSwap<Vec<SocketAddr>>,
     /// Changes with the addresses, so that pooled connections to old ones are dropped.
     address_generation: AtomicU32,
@@ -47,18 +71,29 @@ pub struct Upstream {
 }
 
 impl Upstream {
+    /// One that nobody has used yet.
     pub(super) fn new(pool: &plan::Pool, plan: &plan::Upstream, id: usize, workers: usize) -> Self {
         let fixed = plan.host.parse().ok().map(|ip| SocketAddr::new(ip, plan.port));
+        let resolved = fixed.is_some();
         Self {
-            plan: plan.clone(),
+            url: plan.url.clone(),
+            host: plan.host.clone(),
+            port: plan.port,
+            authority: plan.authority.clone(),
+            base_path: plan.base_path.clone(),
             id,
             seat: Arc::new(Seat::new(plan.max_in_flight)),
             breaker: Breaker::new(&breaker_rules(pool)),
             passive: pool.passive.as_ref().map(|plan| Passive::new(&passive_rules(plan))),
             stats: (0..workers).map(|_| UpstreamStats::default()).collect(),
-            transitions: Transitions::default(),
+            transitions: Arc::default(),
+            standing: Mutex::new(Standing::new(resolved, Checks::of(pool, plan))),
             test_was_lost: AtomicBool::new(false),
             eligible_since: AtomicU64::new(0),
+            probed_at: AtomicU64::new(0),
+            resolved_at: AtomicU64::new(0),
+            asked: AtomicBool::new(resolved),
+            retired: AtomicBool::new(false),
             addresses: ArcSwap::from_pointee(fixed.into_iter().collect()),
             address_generation: AtomicU32::new(0),
             next_address: AtomicUsize::new(0),
@@ -67,9 +102,53 @@ impl Upstream {
         }
     }
 
+    /// The same upstream judged by other rules: it keeps load, latency, counts, addresses and
+    /// standing, and its breaker goes on from where it was.
+    pub(super) fn under_other_rules(
+        &self,
+        pool: &plan::Pool,
+        plan: &plan::Upstream,
+        id: usize,
+        now: Nanos,
+    ) -> Self {
+        Self {
+            seat: self.seat.clone(),
+            breaker: Breaker::taking_over(&breaker_rules(pool), &self.breaker, now),
+            stats: self.stats.clone(),
+            transitions: self.transitions.clone(),
+            standing: Mutex::new(lock(&self.standing).clone()),
+            eligible_since: AtomicU64::new(self.eligible_since.load(Relaxed)),
+            probed_at: AtomicU64::new(self.probed_at.load(Relaxed)),
+            resolved_at: AtomicU64::new(self.resolved_at.load(Relaxed)),
+            asked: AtomicBool::new(self.has_first_answer()),
+            addresses: ArcSwap::new(self.addresses.load_full()),
+            ..Self::new(pool, plan, id, 0)
+        }
+    }
+
+    /// Nothing in force uses it any more: its connections are of no use.
+    pub fn retire(&self) {
+        self.retired.store(true, Relaxed);
+    }
+
+    /// Whether [`Upstream::retire`] was called.
+    pub fn is_retired(&self) -> bool {
+        self.retired.load(Relaxed)
+    }
+
+    /// The resolver has answered.
+    pub(super) fn was_asked_for(&self) {
+        self.asked.store(true, Relaxed);
+    }
+
+    /// Whether the resolver has answered, good or bad, or need not.
+    pub fn has_first_answer(&self) -> bool {
+        self.asked.load(Relaxed)
+    }
+
     /// Whether the host is a name that has to be resolved.
     pub fn is_named(&self) -> bool {
-        self.plan.host.parse::<std::net::IpAddr>().is_err()
+        self.host.parse::<std::net::IpAddr>().is_err()
     }
 
     /// The addresses, beginning with another one each time.
@@ -113,6 +192,12 @@ impl Upstream {
         self.addresses.store(Arc::new(addresses));
         self.address_generation.fetch_add(1, Relaxed);
     }
+}
+
+/// Whether two plans of a pool judge their upstreams by the same rules.
+pub(super) fn same_rules(a: &plan::Pool, b: &plan::Pool) -> bool {
+    let breakers = a.breaker == b.breaker && probe_patience(a) == probe_patience(b);
+    breakers && a.passive == b.passive
 }
 
 fn breaker_rules(pool: &plan::Pool) -> breaker::Rules {

@@ -3,12 +3,14 @@
 pub mod connect;
 pub mod connection;
 pub mod idle;
+pub mod lineage;
 mod member;
 mod place;
 pub mod pool;
 pub mod probe;
 pub mod resolve;
 mod standing;
+pub mod upkeep;
 
 #[cfg(test)]
 mod simulation;

@@ -146,7 +146,7 @@ impl<'a> Place<'a> {
         };
         match (self.permit.take(), verdict) {
             (Some(permit), Some(verdict)) => {
-                self.pool.judge(self.ix, permit, verdict, self.latency, now);
+                self.pool.judge(self.upstream, permit, verdict, self.latency, now);
             }
             (Some(permit), None) => self.release(permit),
             (None, _) => {}
@@ -167,7 +167,7 @@ impl<'a> Place<'a> {
     pub fn let_off(&mut self) {
         if let Some(permit) = &mut self.permit {
             permit.let_off();
-            self.pool.refresh(self.ix);
+            self.pool.lineage.refresh(self.upstream);
         }
     }
 
@@ -196,7 +196,7 @@ impl<'a> Place<'a> {
         let probe = permit.is_probe();
         drop(permit);
         if probe {
-            self.pool.refresh(self.ix);
+            self.pool.lineage.refresh(self.upstream);
         }
     }
 }

@@ -1,15 +1,14 @@
 //! A pool of the configuration, live: what all workers share of it.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use l7rp_core::failure::{Failure, Scope};
-use l7rp_core::limit::{RetryBudget, Slots};
+use l7rp_core::limit::RetryBudget;
 use l7rp_core::names::Nanos;
 use l7rp_core::pick::{self, Ask, Eligible, Member, Seat, Tried};
-use l7rp_core::upstream::breaker::{Change, Permit, State, Verdict};
-use l7rp_core::upstream::health::Health;
+use l7rp_core::upstream::breaker::{Permit, State, Verdict};
 use l7rp_core::upstream::passive::Fault;
 use l7rp_core::upstream::ramp;
 use l7rp_core::window::HalfLife;
@@ -17,28 +16,25 @@ use l7rp_core::window::HalfLife;
 pub use super::member::Upstream;
 pub use super::place::{End, Place};
 
-use super::member::probe_patience;
-use super::standing::Standing;
+use super::lineage::Lineage;
+use super::member::{probe_patience, same_rules};
+use super::probe::Checks;
 use crate::config::plan;
-use crate::observe::event::{Event, Events};
-use crate::observe::stats::state_name;
+use crate::observe::event::Events;
 use crate::sync::lock;
 
-/// A pool.
+/// A pool: one generation of it, which a reload that changes it replaces.
 #[derive(Debug)]
 pub struct Pool {
     /// As configured.
     pub plan: plan::Pool,
     /// By the position that selectors use.
     pub upstreams: Vec<Arc<Upstream>>,
-    /// Requests in progress in the pool.
-    pub slots: Slots,
+    /// What it shares with the generations before and after it.
+    pub lineage: Arc<Lineage>,
     /// Extra tries that it may be asked for.
-    pub budget: RetryBudget,
-    /// Extra tries that it was asked for in vain.
-    pub budget_exhausted: AtomicU64,
+    pub budget: Arc<RetryBudget>,
     pub(super) probe_patience: Duration,
-    events: Arc<Events>,
     seats: Vec<Arc<Seat>>,
     /// Who may be chosen: among the first choice, and among those that stand by.
     primary: Eligible,
@@ -46,11 +42,27 @@ pub struct Pool {
     /// Who has addresses; and who may be chosen as soon as its breaker agrees.
     resolved: Eligible,
     well: Eligible,
-    standing: Mutex<Vec<Standing>>,
     /// When time alone lets somebody in again, in ns: a breaker has been open for long enough.
     wake_at: AtomicU64,
     selector: pick::Selector,
     half_life: HalfLife,
+}
+
+/// What a pool is made with beside its plan.
+#[derive(Debug)]
+pub struct Making {
+    /// Number of workers, and of shards.
+    pub workers: usize,
+    /// Where its events go.
+    pub events: Arc<Events>,
+    last_id: AtomicUsize,
+}
+
+impl Making {
+    /// For a process with so many workers.
+    pub fn new(workers: usize, events: &Arc<Events>) -> Self {
+        Self { workers, events: events.clone(), last_id: AtomicUsize::new(0) }
+    }
 }
 
 /// Whom a try may go to.
@@ -67,38 +79,34 @@ pub struct Wanted<'a> {
 }
 
 impl Pool {
-    /// The pool that `plan` describes; ids of its upstreams are drawn from `next_id`.
-    pub fn new(
-        plan: &plan::Pool,
-        workers: usize,
-        next_id: &mut usize,
-        events: &Arc<Events>,
-    ) -> Self {
-        let upstreams: Vec<_> = plan
-            .upstreams
-            .iter()
-            .map(|u| {
-                *next_id += 1;
-                Arc::new(Upstream::new(plan, u, *next_id, workers))
-            })
-            .collect();
+    /// The pool that `plan` describes. It takes over from `old` what both have: upstreams with
+    /// the same URL keep load, latency, breaker and health, each by its own identity. Nothing
+    /// that `old` does changes before [`Pool::take_over`].
+    pub fn new(plan: &plan::Pool, old: Option<&Self>, making: &Making, now: Nanos) -> Arc<Self> {
+        let upstreams: Vec<_> =
+            plan.upstreams.iter().map(|u| upstream(plan, u, old, making, now)).collect();
         let members: Vec<_> =
             plan.upstreams.iter().map(|u| Member { id: &u.url, weight: u.weight }).collect();
-        let health = plan.active.as_ref();
-        let health = || health.map(|h| Health::new(h.healthy_threshold, h.unhealthy_threshold));
-        let pool = Self {
+        let lineage = old.map_or_else(
+            || Arc::new(Lineage::new(&plan.name, plan.max_in_flight, &making.events)),
+            |old| old.lineage.clone(),
+        );
+        let rule = &plan.retry_budget;
+        let budget = old.filter(|old| old.plan.retry_budget == *rule).map_or_else(
+            || Arc::new(RetryBudget::new(rule.ratio, rule.min_per_second)),
+            |old| old.budget.clone(),
+        );
+        let none = || Eligible::new(upstreams.len());
+        let pool = Arc::new(Self {
             plan: plan.clone(),
-            seats: upstreams.iter().map(|u| u.seat.clone()).collect(),
-            slots: Slots::new(plan.max_in_flight),
-            budget: RetryBudget::new(plan.retry_budget.ratio, plan.retry_budget.min_per_second),
-            budget_exhausted: AtomicU64::new(0),
+            lineage,
+            budget,
             probe_patience: probe_patience(plan),
-            events: events.clone(),
-            primary: Eligible::new(upstreams.len()),
-            backup: Eligible::new(upstreams.len()),
-            resolved: Eligible::new(upstreams.len()),
-            well: Eligible::new(upstreams.len()),
-            standing: Mutex::new(upstreams.iter().map(|u| Standing::new(u, health())).collect()),
+            seats: upstreams.iter().map(|u| u.seat.clone()).collect(),
+            primary: none(),
+            backup: none(),
+            resolved: none(),
+            well: none(),
             wake_at: AtomicU64::new(u64::MAX),
             selector: pick::Selector::new(
                 algorithm(&plan.selector),
@@ -107,11 +115,22 @@ impl Pool {
             ),
             half_life: HalfLife::new(plan.selector.ewma_half_life),
             upstreams,
-        };
-        for ix in 0..pool.upstreams.len() {
-            pool.refresh(ix);
-        }
+        });
+        pool.lineage.join(&pool);
         pool
+    }
+
+    /// Puts its rules in force for what it shares with the generation before it.
+    pub fn take_over(&self) {
+        self.lineage.slots.set_max(self.plan.max_in_flight);
+        for (upstream, plan) in self.upstreams.iter().zip(&self.plan.upstreams) {
+            upstream.seat.set_limit(plan.max_in_flight);
+            self.lineage.locked(|| {
+                let checks = Checks::of(&self.plan, plan);
+                lock(&upstream.standing).set_checks(checks);
+            });
+            self.lineage.refresh(upstream);
+        }
     }
 
     /// Chooses an upstream and takes a place at it. `draw`: 64 random bits.
@@ -190,7 +209,7 @@ impl Pool {
     pub fn may_try_again(&self, now: Nanos) -> bool {
         let may = self.budget.withdraw(now);
         if !may {
-            self.budget_exhausted.fetch_add(1, Relaxed);
+            self.lineage.budget_exhausted.fetch_add(1, Relaxed);
         }
         may
     }
@@ -205,16 +224,16 @@ impl Pool {
         }
         let Some(admission) = upstream.breaker.admit(now) else {
             upstream.seat.leave();
-            self.refresh(ix);
+            self.lineage.refresh(upstream);
             return None;
         };
         let probe = admission.permit.is_probe();
         if let Some(change) = admission.change {
-            self.breaker_changed(ix, change);
+            self.lineage.breaker_changed(upstream, change);
         }
         let place = Place::new(self, ix, upstream, admission.permit, wanted.worker, now);
         if probe {
-            self.refresh(ix);
+            self.lineage.refresh(upstream);
             if wanted.only_closed {
                 place.unused();
                 return None;
@@ -254,35 +273,31 @@ impl Pool {
         if now.0 < self.wake_at.load(Relaxed) {
             return;
         }
-        let standing = lock(&self.standing);
-        let mut wake_at = Nanos::NEVER;
-        for (ix, (upstream, standing)) in self.upstreams.iter().zip(standing.iter()).enumerate() {
-            let admits = upstream.breaker.admits(now);
-            self.set(ix, standing, admits);
-            if !admits {
-                wake_at = wake_at.min(upstream.breaker.admits_at().unwrap_or(now));
+        self.lineage.locked(|| {
+            let mut wake_at = Nanos::NEVER;
+            for (ix, upstream) in self.upstreams.iter().enumerate() {
+                let admits = upstream.breaker.admits(now);
+                self.set(ix, upstream, admits);
+                if !admits {
+                    wake_at = wake_at.min(upstream.breaker.admits_at().unwrap_or(now));
+                }
             }
-        }
-        self.wake_at.store(wake_at.0, Relaxed);
+            self.wake_at.store(wake_at.0, Relaxed);
+        });
     }
 
-    /// Makes the bit of the upstream at `ix` anew.
-    pub(super) fn refresh(&self, ix: usize) {
-        self.refresh_locked(&lock(&self.standing), ix);
-    }
-
-    fn refresh_locked(&self, standing: &[Standing], ix: usize) {
-        let (Some(upstream), Some(standing)) = (self.upstreams.get(ix), standing.get(ix)) else {
-            return;
-        };
+    /// Makes the bits of the upstream at `ix` anew. The lineage is locked by the caller.
+    pub(super) fn set_bits(&self, ix: usize) {
+        let Some(upstream) = self.upstreams.get(ix) else { return };
         let later = upstream.breaker.admits_at();
-        self.set(ix, standing, later.is_none());
+        self.set(ix, upstream, later.is_none());
         if let Some(at) = later {
             self.wake_at.fetch_min(at.0, Relaxed);
         }
     }
 
-    fn set(&self, ix: usize, standing: &Standing, admits: bool) {
+    fn set(&self, ix: usize, upstream: &Upstream, admits: bool) {
+        let standing = lock(&upstream.standing);
         self.resolved.set(ix, standing.resolved);
         self.well.set(ix, standing.is_well());
         let stands_by = self.plan.upstreams.get(ix).is_some_and(|u| u.backup);
@@ -295,26 +310,25 @@ impl Pool {
         self.plan.breaker.failure_statuses.iter().any(|&(from, to)| (from..=to).contains(&status))
     }
 
-    /// Judges the try at the upstream at `ix` that holds `permit`.
+    /// Judges a try at `upstream` that holds `permit`.
     pub(super) fn judge(
         &self,
-        ix: usize,
+        upstream: &Upstream,
         permit: Permit<'_>,
         verdict: Verdict,
         latency: Option<Duration>,
         now: Nanos,
     ) {
-        let Some(upstream) = self.upstreams.get(ix) else { return };
         let probe = permit.is_probe();
         let change = permit.settle(verdict, now, fastrand::u64(..));
         if let Some(change) = change {
             if change.to == State::Closed {
                 upstream.eligible_since.store(now.0, Relaxed);
             }
-            self.refresh(ix);
-            self.breaker_changed(ix, change);
+            self.lineage.refresh(upstream);
+            self.lineage.breaker_changed(upstream, change);
         } else if probe {
-            self.refresh(ix);
+            self.lineage.refresh(upstream);
         }
         let passive = upstream.passive.as_ref();
         let fault = passive.and_then(|p| p.answered(verdict == Verdict::Failure, latency, now));
@@ -323,82 +337,7 @@ impl Pool {
                 Fault::Errors => "passive:errors",
                 Fault::Latency => "passive:latency",
             };
-            self.eject(ix, why);
-        }
-    }
-
-    fn breaker_changed(&self, ix: usize, change: Change) {
-        let Some(upstream) = self.upstreams.get(ix) else { return };
-        upstream.transitions.breaker(change.to);
-        self.events.emit(&Event::CircuitBreakerChanged {
-            pool: self.plan.name.clone(),
-            upstream: upstream.plan.url.clone(),
-            from: state_name(change.from),
-            to: state_name(change.to),
-            open_ms: change.open_for.map(|d| d.as_millis() as u64),
-        });
-    }
-
-    /// Takes the upstream at `ix` out for the way it answers, unless half of the pool is out
-    /// already, whatever for: what makes all of them look bad is rather something they share.
-    fn eject(&self, ix: usize, why: &'static str) {
-        let mut standing = lock(&self.standing);
-        let out = standing.iter().filter(|s| !s.is_healthy()).count();
-        if out >= (self.upstreams.len() / 2).max(1) {
-            return;
-        }
-        let Some(one) = standing.get_mut(ix) else { return };
-        if one.health.as_mut().is_some_and(Health::eject) {
-            self.refresh_locked(&standing, ix);
-            drop(standing);
-            self.health_changed(ix, true, false, why.to_owned());
-        }
-    }
-
-    /// Takes in what a probe of the upstream at `ix` has found, and why. True: it should be
-    /// probed again at once, for it is new and has not been judged yet.
-    pub fn probed(&self, ix: usize, good: bool, why: String, now: Nanos) -> bool {
-        let mut standing = lock(&self.standing);
-        let Some(one) = standing.get_mut(ix) else { return false };
-        let Some(health) = one.health.as_mut() else { return false };
-        let before = health.is_eligible();
-        let change = health.probed(good);
-        let again = health.is_settling();
-        let Some(eligible) = change else { return again };
-        if let Some(upstream) = self.upstreams.get(ix).filter(|_| eligible) {
-            upstream.eligible_since.store(now.0, Relaxed);
-            if let Some(passive) = &upstream.passive {
-                passive.reset(now);
-            }
-        }
-        self.refresh_locked(&standing, ix);
-        drop(standing);
-        self.health_changed(ix, before, eligible, why);
-        again
-    }
-
-    /// Tells of a change; or, where there is none, why a new upstream stays out.
-    fn health_changed(&self, ix: usize, before: bool, eligible: bool, why: String) {
-        let Some(upstream) = self.upstreams.get(ix) else { return };
-        let word = |eligible| if eligible { "eligible" } else { "ineligible" };
-        if before != eligible {
-            upstream.transitions.health(word(eligible), &why);
-        }
-        self.events.emit(&Event::UpstreamHealthChanged {
-            pool: self.plan.name.clone(),
-            upstream: upstream.plan.url.clone(),
-            from: word(before),
-            to: word(eligible),
-            why,
-        });
-    }
-
-    /// Says whether the name of the upstream at `ix` has addresses.
-    pub fn set_resolved(&self, ix: usize, resolved: bool) {
-        let mut standing = lock(&self.standing);
-        if let Some(one) = standing.get_mut(ix) {
-            one.resolved = resolved;
-            self.refresh_locked(&standing, ix);
+            self.lineage.eject(upstream, why);
         }
     }
 
@@ -421,6 +360,24 @@ impl Pool {
     pub fn has_eligible(&self, now: Nanos) -> bool {
         self.wake(now);
         self.primary.count() + self.backup.count() > 0
+    }
+}
+
+/// The upstream that `plan` describes: that of `old` with the same URL, if it is judged by the
+/// same rules.
+fn upstream(
+    pool: &plan::Pool,
+    plan: &plan::Upstream,
+    old: Option<&Pool>,
+    making: &Making,
+    now: Nanos,
+) -> Arc<Upstream> {
+    let id = || making.last_id.fetch_add(1, Relaxed);
+    let known = old.and_then(|old| Some((old, old.upstreams.iter().find(|u| u.url == plan.url)?)));
+    match known {
+        Some((old, upstream)) if same_rules(&old.plan, pool) => upstream.clone(),
+        Some((_, upstream)) => Arc::new(upstream.under_other_rules(pool, plan, id(), now)),
+        None => Arc::new(Upstream::new(pool, plan, id(), making.workers)),
     }
 }
 

@@ -3,17 +3,20 @@
 
 use std::future::poll_fn;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use l7rp_core::failure::Failure;
 use l7rp_core::http1::Limits;
 use l7rp_core::http1::body::Body;
 use l7rp_core::http1::response::{Response, parse_response};
+use l7rp_core::names::Nanos;
 
 use super::connect::connect;
-use super::pool::{Pool, Upstream};
+use super::lineage::Lineage;
+use super::pool::Upstream;
 use crate::clock::Clock;
-use crate::config::plan::{ActiveHealth, HostHeader};
+use crate::config::plan::{self, ActiveHealth, HostHeader};
 use crate::stream::Stream;
 
 /// First probes of a pool's upstreams are this far apart, so that a start is no burst.
@@ -23,16 +26,62 @@ const MAX_HEAD: Limits = Limits { max_head: 64 << 10, max_fields: 256, max_targe
 /// Octets of a body that are read to be polite; the head has said all.
 const MAX_BODY: usize = 64 << 10;
 
-/// Probes the upstream at `ix` of a pool with active checks, for ever: at first without a
-/// pause until it has been judged, then once every interval.
-pub async fn keep_probed(pool: Arc<Pool>, ix: usize, clock: Clock) {
-    let (Some(upstream), Some(plan)) = (pool.upstreams.get(ix).cloned(), pool.plan.active.clone())
-    else {
-        return;
-    };
-    let request = request(&pool, &upstream, &plan);
-    let apart = APART.min(plan.interval / pool.upstreams.len().max(1) as u32);
-    tokio::time::sleep(apart * ix as u32 + apart.mul_f64(fastrand::f64() / 4.0)).await;
+/// What is asked of an upstream, and what counts as a good answer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Checks {
+    /// As configured.
+    pub plan: ActiveHealth,
+    request: String,
+}
+
+impl Checks {
+    /// Those of an upstream of `pool`, if it has any.
+    pub fn of(pool: &plan::Pool, upstream: &plan::Upstream) -> Option<Self> {
+        let plan = pool.active.clone()?;
+        let host = match &pool.host_header {
+            HostHeader::Literal(host) => host,
+            HostHeader::Preserve | HostHeader::Upstream => &upstream.authority,
+        };
+        let request = format!(
+            "{} {} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: l7rp/{} (health check)\r\n\
+             Accept: */*\r\nConnection: close\r\n\r\n",
+            plan.method,
+            plan.path,
+            env!("CARGO_PKG_VERSION"),
+        );
+        Some(Self { plan, request })
+    }
+
+    /// Whether an answer to the one says what an answer to the other would: how often and how
+    /// patiently it is asked does not matter.
+    pub(super) fn asks_the_same(&self, other: &Self) -> bool {
+        let same_answers = self.plan.expected_status == other.plan.expected_status;
+        same_answers && self.request == other.request
+    }
+}
+
+/// The pause before the first probe of the upstream at `ix` of so many.
+pub fn first_pause(checks: &Checks, ix: usize, of: usize) -> Duration {
+    let apart = APART.min(checks.plan.interval / of.max(1) as u32);
+    apart * ix as u32 + apart.mul_f64(fastrand::f64() / 4.0)
+}
+
+/// Probes an upstream for ever: at first without a pause until it has been judged, then once
+/// every interval. `first_pause`: before the first probe of one that was never probed.
+pub async fn keep_probed(
+    upstream: Arc<Upstream>,
+    lineage: Arc<Lineage>,
+    checks: Checks,
+    first_pause: Duration,
+    clock: Clock,
+) {
+    let Checks { plan, request } = &checks;
+    let pause = || plan.interval.mul_f64(0.95 + fastrand::f64() / 10.0);
+    match upstream.probed_at.load(Relaxed) {
+        0 => tokio::time::sleep(first_pause).await,
+        // Another task has done this before: its rhythm goes on, however often that happens.
+        at => tokio::time::sleep_until(clock.instant(Nanos(at).plus(pause()))).await,
+    }
     loop {
         // Nobody is asked for a name without addresses: that the name has none keeps it out,
         // and the moment that it has some it should be judged.
@@ -40,11 +89,12 @@ pub async fn keep_probed(pool: Arc<Pool>, ix: usize, clock: Clock) {
             tokio::time::sleep(APART).await;
         }
         let began = clock.now();
-        let asked = tokio::time::timeout(plan.timeout, ask(&upstream, &request, &plan)).await;
+        upstream.probed_at.store(began.0, Relaxed);
+        let asked = tokio::time::timeout(plan.timeout, ask(&upstream, request, plan)).await;
         let (good, why) = match &asked {
             Ok(Ok(answer)) => {
                 let status = answer.head.status;
-                (is_expected(&plan, status), format!("status:{status}"))
+                (is_expected(plan, status), format!("status:{status}"))
             }
             // What this machine lacks says nothing about the upstream.
             Ok(Err(Failure::LocalShortage)) => {
@@ -54,30 +104,15 @@ pub async fn keep_probed(pool: Arc<Pool>, ix: usize, clock: Clock) {
             Ok(Err(failure)) => (false, failure.meaning().reason.to_owned()),
             Err(_) => (false, "timeout".to_owned()),
         };
-        let again = pool.probed(ix, good, why, clock.now());
+        let again = lineage.probed(&upstream, good, why, clock.now());
         if let Ok(Ok(answer)) = asked {
             // Closing over unread octets would look like an abort in the upstream's log.
             let _ = tokio::time::timeout(plan.timeout / 4, answer.drain()).await;
         }
         if !again {
-            let pause = plan.interval.mul_f64(0.95 + fastrand::f64() / 10.0);
-            tokio::time::sleep_until(clock.instant(began.plus(pause))).await;
+            tokio::time::sleep_until(clock.instant(began.plus(pause()))).await;
         }
     }
-}
-
-fn request(pool: &Pool, upstream: &Upstream, plan: &ActiveHealth) -> String {
-    let host = match &pool.plan.host_header {
-        HostHeader::Literal(host) => host,
-        HostHeader::Preserve | HostHeader::Upstream => &upstream.plan.authority,
-    };
-    format!(
-        "{} {} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: l7rp/{} (health check)\r\n\
-         Accept: */*\r\nConnection: close\r\n\r\n",
-        plan.method,
-        plan.path,
-        env!("CARGO_PKG_VERSION"),
-    )
 }
 
 fn is_expected(plan: &ActiveHealth, status: u16) -> bool {

@@ -3,13 +3,15 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use l7rp_core::names::Nanos;
-use tokio::sync::mpsc::Sender;
 
-use super::pool::Pool;
+use super::lineage::Lineage;
+use super::pool::Upstream;
 use crate::clock::Clock;
+use crate::config::plan::Dns;
 use crate::observe::event::{Event, Events};
 
 /// Addresses of one name that are used at most.
@@ -21,40 +23,37 @@ const AT_MOST_EVERY: Duration = Duration::from_secs(1);
 /// A failing name makes one event in this time.
 const QUIET: Duration = Duration::from_secs(30);
 
-/// Keeps the addresses of the upstream at `ix` current. Never returns. `first` is dropped
-/// after the first answer, good or bad.
+/// Keeps the addresses of an upstream current. Never returns.
 pub async fn keep_resolved(
-    pool: Arc<Pool>,
-    ix: usize,
+    upstream: Arc<Upstream>,
+    lineage: Arc<Lineage>,
+    dns: Dns,
     clock: Clock,
     events: Arc<Events>,
-    first: Sender<()>,
 ) {
-    let mut first = Some(first);
-    let Some(upstream) = pool.upstreams.get(ix).cloned() else { return };
-    let mut last_good: Option<Nanos> = None;
     let mut last_event: Option<Nanos> = None;
     loop {
-        let answer = look_up(&upstream.plan.host, upstream.plan.port).await;
+        let answer = look_up(&upstream.host, upstream.port).await;
         let now = clock.now();
         let wait = match answer {
             Ok(new) => {
-                last_good = Some(now);
+                upstream.resolved_at.store(now.0, Relaxed);
                 last_event = None;
-                adopt(&pool, ix, new, &events);
-                pool.plan.dns.refresh
+                adopt(&lineage, &upstream, new, &events);
+                dns.refresh
             }
             Err(error) => {
-                let stale = last_good.is_none_or(|t| now.since(t) > pool.plan.dns.max_stale);
+                let last_good = upstream.resolved_at.load(Relaxed);
+                let stale = last_good == 0 || now.since(Nanos(last_good)) > dns.max_stale;
                 if stale {
-                    pool.set_resolved(ix, false);
+                    lineage.set_resolved(&upstream, false);
                 }
                 if last_event.is_none_or(|t| now.since(t) >= QUIET) {
                     last_event = Some(now);
                     events.emit(&Event::UpstreamResolveFailed {
-                        pool: pool.plan.name.clone(),
-                        upstream: upstream.plan.url.clone(),
-                        host: upstream.plan.host.clone(),
+                        pool: lineage.name.clone(),
+                        upstream: upstream.url.clone(),
+                        host: upstream.host.clone(),
                         error,
                         effect: if stale {
                             "ineligible until the name resolves"
@@ -63,10 +62,10 @@ pub async fn keep_resolved(
                         },
                     });
                 }
-                pool.plan.dns.refresh.min(RETRY)
+                dns.refresh.min(RETRY)
             }
         };
-        first.take();
+        upstream.was_asked_for();
         // Connects that fail may want it sooner, but the resolver is not to be worn out.
         tokio::time::sleep(wait.min(AT_MOST_EVERY)).await;
         let rest = tokio::time::sleep(wait.saturating_sub(AT_MOST_EVERY));
@@ -78,20 +77,19 @@ pub async fn keep_resolved(
 }
 
 /// Takes over an answer, and says so if it is news.
-fn adopt(pool: &Pool, ix: usize, new: Vec<SocketAddr>, events: &Events) {
-    let Some(upstream) = pool.upstreams.get(ix) else { return };
+fn adopt(lineage: &Lineage, upstream: &Upstream, new: Vec<SocketAddr>, events: &Events) {
     let old = upstream.current_addresses();
     let changed = *old != new;
     if changed {
         events.emit(&Event::UpstreamResolved {
-            pool: pool.plan.name.clone(),
-            upstream: upstream.plan.url.clone(),
+            pool: lineage.name.clone(),
+            upstream: upstream.url.clone(),
             from: old.iter().map(|a| a.ip().to_string()).collect(),
             to: new.iter().map(|a| a.ip().to_string()).collect(),
         });
         upstream.set_addresses(new);
     }
-    pool.set_resolved(ix, true);
+    lineage.set_resolved(upstream, true);
 }
 
 /// Asks the system's resolver; sorted, without repeats.

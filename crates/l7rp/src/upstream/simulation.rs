@@ -22,7 +22,9 @@ mod world;
 
 use std::sync::Arc;
 
-use super::pool::Pool;
+use l7rp_core::names::Nanos;
+
+use super::pool::{Making, Pool};
 use crate::observe::event::{Events, Level};
 use crate::observe::log::Log;
 use seen::{Seen, Trail};
@@ -39,7 +41,8 @@ fn play(seed: u64, events: &Arc<Events>) -> Seen {
     // The pool draws from the thread's own generator.
     fastrand::seed(rng.u64(..));
     let setup = Setup::new(&mut rng);
-    let pool = Pool::new(&setup.pool, setup.workers, &mut 0, events);
+    let making = Making::new(setup.workers, events);
+    let pool = Pool::new(&setup.pool, None, &making, Nanos(0));
     let trail = Trail::new(format!(
         "The simulation fails with seed {seed}; L7RP_SIMULATION_SEED={seed} plays it alone.\n\
          {setup}\nThe last steps:"

@@ -1,24 +1,52 @@
-//! Who may be chosen: health, name and breaker of each upstream come together in one bit.
-//!
-//! The bits are read by every pick and written rarely. Whoever changes what a bit is made from
-//! makes it anew, under the pool's lock: the last to do so sees what all others have changed.
+//! What is known of an upstream beside its breaker: whether its name has addresses, and what
+//! probes say.
 
 use l7rp_core::upstream::health::Health;
 
-use super::member::Upstream;
+use super::probe::Checks;
 
 /// What is known of one upstream beside its breaker.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Standing {
     /// Its name has addresses.
     pub(super) resolved: bool,
-    /// What probes say; `None`: nobody probes it.
-    pub(super) health: Option<Health>,
+    /// What is asked of it, and what the answers say; `None`: nobody probes it.
+    pub(super) checked: Option<(Checks, Health)>,
 }
 
 impl Standing {
-    pub(super) fn new(upstream: &Upstream, health: Option<Health>) -> Self {
-        Self { resolved: !upstream.is_named(), health }
+    /// A new upstream, which is judged by `checks` before it is used.
+    pub(super) fn new(resolved: bool, checks: Option<Checks>) -> Self {
+        let checked = checks.map(|checks| {
+            let health =
+                Health::new(checks.plan.healthy_threshold, checks.plan.unhealthy_threshold);
+            (checks, health)
+        });
+        Self { resolved, checked }
+    }
+
+    /// Has it judged by `checks` from now on. What is known stays known where the same is asked;
+    /// and whoever was eligible stays so until the new probes say otherwise.
+    pub(super) fn set_checks(&mut self, checks: Option<Checks>) {
+        let was_healthy = self.is_healthy();
+        let known = self.checked.take();
+        self.checked = checks.map(|checks| {
+            let (healthy, unhealthy) =
+                (checks.plan.healthy_threshold, checks.plan.unhealthy_threshold);
+            let health = match known {
+                Some((old, health)) if old.asks_the_same(&checks) => {
+                    health.with_thresholds(healthy, unhealthy)
+                }
+                _ if was_healthy => Health::trusted(healthy, unhealthy),
+                _ => Health::new(healthy, unhealthy),
+            };
+            (checks, health)
+        });
+    }
+
+    /// What probes say.
+    pub(super) fn health(&mut self) -> Option<&mut Health> {
+        self.checked.as_mut().map(|(_, health)| health)
     }
 
     /// Whether it may be chosen if its breaker agrees.
@@ -28,6 +56,6 @@ impl Standing {
 
     /// Whether probes, if there are any, say so.
     pub(super) fn is_healthy(&self) -> bool {
-        self.health.as_ref().is_none_or(Health::is_eligible)
+        self.checked.as_ref().is_none_or(|(_, health)| health.is_eligible())
     }
 }

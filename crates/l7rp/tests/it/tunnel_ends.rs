@@ -351,10 +351,12 @@ fn a_tunnel_lives_until_the_grace_ends() {
     assert_eq!(proxy.wait_exit(SOON), 0);
     let took = began.elapsed();
     assert!(took > Duration::from_millis(900) && took < SOON, "{took:?}");
-    assert!(client.wire.read_to_end().is_ok_and(|rest| rest.is_empty()) || origin.open() == 0);
+    assert_eq!(client.wire.read_to_end().expect("an end in order"), b"");
     eventually(SOON, || origin.open() == 0);
-    proxy.wait_for_event("shutdown_complete", |e| e["cut"] == 1, SOON);
-    assert_eq!(proxy.logged_path("/t")["status"], 101);
+    let told = |e: &serde_json::Value| e["tunnels_closed"] == 1 && e["cut"] == 0;
+    proxy.wait_for_event("shutdown_complete", told, SOON);
+    let line = proxy.logged_path("/t");
+    assert_eq!((&line["status"], &line["reason"]), (&101.into(), &"draining".into()));
 }
 
 #[test]

@@ -279,7 +279,8 @@ impl<'a> Both<'a> {
     /// A probe of health; whether the next should follow at once.
     pub fn probed(&mut self, ix: usize, good: bool) -> bool {
         self.trail.note(self.now, Step::Probed { ix, good });
-        let again = self.pool.probed(ix, good, "status".into(), self.now);
+        let again =
+            self.pool.lineage.probed(&self.pool.upstreams[ix], good, "status".into(), self.now);
         let one = &mut self.model.upstreams[ix];
         let Some(probed) = &mut one.probed else { return false };
         if probed.answer(good) {
@@ -297,7 +298,7 @@ impl<'a> Both<'a> {
 
     pub fn set_resolved(&mut self, ix: usize, resolved: bool) {
         self.trail.note(self.now, Step::Resolved { ix, resolved });
-        self.pool.set_resolved(ix, resolved);
+        self.pool.lineage.set_resolved(&self.pool.upstreams[ix], resolved);
         self.model.upstreams[ix].resolved = resolved;
     }
 

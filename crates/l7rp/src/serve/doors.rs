@@ -1,0 +1,148 @@
+//! The addresses that are listened on and their sockets: which of them a plan needs, which are
+//! there already, and which have to be opened. A socket whose address stays in the configuration
+//! is never closed, whatever else changes about its listener.
+
+use std::io;
+use std::sync::Arc;
+
+use super::listen::{self, BindError, Bound};
+use crate::config::plan::{self, Bind};
+use crate::live::Door;
+
+/// An address with its sockets.
+#[derive(Debug)]
+pub struct Opened {
+    /// What connections remember of it.
+    pub door: Arc<Door>,
+    /// The listener that uses it.
+    pub name: String,
+    /// As configured.
+    pub bind: Bind,
+    /// One for each worker; or fewer, if they were handed to the process. The workers have
+    /// handles of their own.
+    pub sockets: Vec<Bound>,
+}
+
+/// A socket that the process was given by who started it.
+#[derive(Debug)]
+pub struct Given {
+    /// The listener that it is meant for.
+    pub name: String,
+    /// The address as the one who hands it over has configured it, if that is known.
+    pub bind: Option<String>,
+    /// The socket.
+    pub socket: Bound,
+}
+
+/// Why an address could not be had.
+#[derive(Debug)]
+pub struct OpenError {
+    /// The listener that wants it.
+    pub listener: String,
+    /// What went wrong.
+    pub error: BindError,
+}
+
+impl std::fmt::Display for OpenError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "listener {}: {}", self.listener, self.error)
+    }
+}
+
+/// For each listener, which of the open addresses it goes on with: its own, or else one that
+/// another listener has had, if the address is the same.
+pub fn already_open(listeners: &[plan::Listener], open: &[(&str, &Bind)]) -> Vec<Option<usize>> {
+    let mut left: Vec<Option<(&str, &Bind)>> = open.iter().copied().map(Some).collect();
+    let mut take = |fits: &dyn Fn(&str, &Bind) -> bool| {
+        let ix = left.iter().position(|one| one.is_some_and(|(name, bind)| fits(name, bind)))?;
+        left[ix] = None;
+        Some(ix)
+    };
+    let mut found: Vec<_> = listeners
+        .iter()
+        .map(|listener| take(&|name, bind| name == listener.name && *bind == listener.bind))
+        .collect();
+    for (listener, found) in listeners.iter().zip(&mut found) {
+        // Port 0 is another port each time.
+        let is_definite = !matches!(listener.bind, Bind::Tcp(address) if address.port() == 0);
+        if found.is_none() && is_definite {
+            *found = take(&|_, bind| *bind == listener.bind);
+        }
+    }
+    found
+}
+
+impl Opened {
+    /// Takes what was given for `listener`, or binds. `beside_own`: as for [`listen::bind`].
+    ///
+    /// # Errors
+    /// The address cannot be had.
+    pub fn open(
+        listener: &plan::Listener,
+        given: &mut Vec<Given>,
+        id: u64,
+        workers: usize,
+        beside_own: bool,
+    ) -> Result<Self, OpenError> {
+        let (name, bind) = (listener.name.clone(), listener.bind.clone());
+        let sockets = match take_given(&name, &bind, given) {
+            Some(sockets) => sockets,
+            None => listen::bind(&bind, workers, beside_own)
+                .map_err(|error| OpenError { listener: name.clone(), error })?,
+        };
+        Ok(Self { door: Arc::new(Door::new(id)), name, bind, sockets })
+    }
+
+    /// Nobody shall come in any more. The sockets are closed when the workers have closed their
+    /// handles; who looks for a Unix-domain socket finds none from now on.
+    pub fn forget(&mut self) {
+        if let Bind::Unix(path) = &self.bind
+            && !self.door.is_handed_over()
+        {
+            // Someone may have removed it before.
+            let _ = std::fs::remove_file(path);
+        }
+        self.sockets.clear();
+    }
+
+    /// For each of so many workers, handles of the sockets that it accepts on: each socket has
+    /// a worker, and each worker a socket.
+    ///
+    /// # Errors
+    /// There is no descriptor left.
+    pub fn handles(&self, workers: usize) -> io::Result<Vec<Vec<Bound>>> {
+        let count = self.sockets.len();
+        let mine = |index: usize, n: usize| n % workers == index || index % count == n;
+        let of_worker = |index| {
+            let all = self.sockets.iter().enumerate();
+            let mine = all.filter(move |(n, _)| mine(index, *n));
+            mine.map(|(_, socket)| socket.try_clone()).collect()
+        };
+        (0..workers).map(of_worker).collect()
+    }
+
+    /// The address as it is, port 0 resolved.
+    pub fn real_address(&self) -> String {
+        real_address(&self.bind, self.sockets.first())
+    }
+}
+
+/// The sockets given for the listener `name` at `bind`.
+pub fn take_given(name: &str, bind: &Bind, given: &mut Vec<Given>) -> Option<Vec<Bound>> {
+    let text = bind.to_string();
+    let fits = |given: &Given| match &given.bind {
+        Some(bind) => *bind == text && (given.name == name || !is_any_port(bind)),
+        None => given.name == name || given.socket.local().is_some_and(|a| a.to_string() == text),
+    };
+    let taken: Vec<_> = given.extract_if(.., |given| fits(given)).map(|g| g.socket).collect();
+    (!taken.is_empty()).then_some(taken)
+}
+
+fn is_any_port(bind: &str) -> bool {
+    bind.ends_with(":0")
+}
+
+/// The address as configured, or the one that the system chose for port 0.
+pub fn real_address(bind: &Bind, socket: Option<&Bound>) -> String {
+    socket.and_then(Bound::local).map_or_else(|| bind.to_string(), |a| a.to_string())
+}

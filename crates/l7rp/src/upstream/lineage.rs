@@ -1,0 +1,151 @@
+//! What a pool's generations share: a reload that changes a pool puts a new one in its place,
+//! while exchanges go on with the old one. Requests in progress, and who may be chosen, are
+//! known to all of them.
+//!
+//! Who may be chosen is a bit in each pool, read by every pick and written rarely: health, name
+//! and breaker of an upstream come together in it. Whoever changes what a bit is made from has
+//! it made anew in every generation, under the lineage's lock: the last to do so sees what all
+//! others have changed.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, Weak};
+
+use l7rp_core::limit::Slots;
+use l7rp_core::names::Nanos;
+use l7rp_core::upstream::breaker::Change;
+use l7rp_core::upstream::health::Health;
+
+use super::member::Upstream;
+use super::pool::Pool;
+use crate::observe::event::{Event, Events};
+use crate::observe::stats::state_name;
+use crate::sync::lock;
+
+/// All generations of the pool with one name.
+#[derive(Debug)]
+pub struct Lineage {
+    /// The pool's name.
+    pub name: String,
+    /// Requests in progress in the pool.
+    pub slots: Slots,
+    /// Extra tries that it was asked for in vain.
+    pub budget_exhausted: AtomicU64,
+    events: Arc<Events>,
+    /// Those that anybody still uses; the newest is the last.
+    generations: Mutex<Vec<Weak<Pool>>>,
+}
+
+impl Lineage {
+    pub(super) fn new(name: &str, max_in_flight: u32, events: &Arc<Events>) -> Self {
+        Self {
+            name: name.to_owned(),
+            slots: Slots::new(max_in_flight),
+            budget_exhausted: AtomicU64::new(0),
+            events: events.clone(),
+            generations: Mutex::default(),
+        }
+    }
+
+    /// Takes in a new generation: from now on its bits are kept current.
+    pub(super) fn join(&self, pool: &Arc<Pool>) {
+        let mut generations = lock(&self.generations);
+        generations.retain(|pool| pool.strong_count() > 0);
+        generations.push(Arc::downgrade(pool));
+        for ix in 0..pool.upstreams.len() {
+            pool.set_bits(ix);
+        }
+    }
+
+    /// Has `work` done while nobody else makes bits.
+    pub(super) fn locked<T>(&self, work: impl FnOnce() -> T) -> T {
+        let _all = lock(&self.generations);
+        work()
+    }
+
+    /// Makes the bits of `upstream` anew.
+    pub(super) fn refresh(&self, upstream: &Upstream) {
+        refresh(&lock(&self.generations), upstream);
+    }
+
+    /// A breaker has changed: tells it.
+    pub(super) fn breaker_changed(&self, upstream: &Upstream, change: Change) {
+        upstream.transitions.breaker(change.to);
+        self.events.emit(&Event::CircuitBreakerChanged {
+            pool: self.name.clone(),
+            upstream: upstream.url.clone(),
+            from: state_name(change.from),
+            to: state_name(change.to),
+            open_ms: change.open_for.map(|d| d.as_millis() as u64),
+        });
+    }
+
+    /// Takes `upstream` out for the way it answers, unless half of the pool is out already,
+    /// whatever for: what makes all of them look bad is rather something they share.
+    pub(super) fn eject(&self, upstream: &Upstream, why: &'static str) {
+        let generations = lock(&self.generations);
+        let newest = generations.iter().rev().find_map(Weak::upgrade);
+        let all = newest.as_ref().map_or(&[][..], |pool| &pool.upstreams);
+        let out = all.iter().filter(|u| !lock(&u.standing).is_healthy()).count();
+        if out >= (all.len() / 2).max(1) {
+            return;
+        }
+        if lock(&upstream.standing).health().is_some_and(Health::eject) {
+            refresh(&generations, upstream);
+            drop(generations);
+            self.health_changed(upstream, true, false, why.to_owned());
+        }
+    }
+
+    /// Takes in what a probe of `upstream` has found, and why. True: it should be probed again
+    /// at once, for it is new and has not been judged yet.
+    pub fn probed(&self, upstream: &Upstream, good: bool, why: String, now: Nanos) -> bool {
+        let generations = lock(&self.generations);
+        let (before, change, again) = {
+            let mut standing = lock(&upstream.standing);
+            let Some(health) = standing.health() else { return false };
+            let before = health.is_eligible();
+            (before, health.probed(good), health.is_settling())
+        };
+        let Some(eligible) = change else { return again };
+        if eligible {
+            upstream.eligible_since.store(now.0, Relaxed);
+            if let Some(passive) = &upstream.passive {
+                passive.reset(now);
+            }
+        }
+        refresh(&generations, upstream);
+        drop(generations);
+        self.health_changed(upstream, before, eligible, why);
+        again
+    }
+
+    /// Tells of a change; or, where there is none, why a new upstream stays out.
+    fn health_changed(&self, upstream: &Upstream, before: bool, eligible: bool, why: String) {
+        let word = |eligible| if eligible { "eligible" } else { "ineligible" };
+        if before != eligible {
+            upstream.transitions.health(word(eligible), &why);
+        }
+        self.events.emit(&Event::UpstreamHealthChanged {
+            pool: self.name.clone(),
+            upstream: upstream.url.clone(),
+            from: word(before),
+            to: word(eligible),
+            why,
+        });
+    }
+
+    /// Says whether the name of `upstream` has addresses.
+    pub fn set_resolved(&self, upstream: &Upstream, resolved: bool) {
+        let generations = lock(&self.generations);
+        lock(&upstream.standing).resolved = resolved;
+        refresh(&generations, upstream);
+    }
+}
+
+fn refresh(generations: &[Weak<Pool>], upstream: &Upstream) {
+    for pool in generations.iter().filter_map(Weak::upgrade) {
+        if let Some(ix) = pool.upstreams.iter().position(|u| u.id == upstream.id) {
+            pool.set_bits(ix);
+        }
+    }
+}
