@@ -5,7 +5,7 @@
 //! | [`cli`] | arguments; one file for each subcommand |
 //! | [`config`] | the configuration as written, as meant, and what is wrong with it |
 //! | [`running`] | starts workers and control thread, and stops them |
-//! | [`handover`] | sockets of the process before this one |
+//! | [`systemd`], [`handover`] | the service manager; sockets of the process before this one |
 //! | [`live`] | the snapshot in force |
 //! | [`serve`] | sockets and protocols: octets ⇄ exchanges |
 //! | [`exchange`] | one exchange, from head to last octet: read `exchange/mod.rs` first |
@@ -32,6 +32,8 @@ pub mod running;
 pub mod serve;
 pub mod stream;
 mod sync;
+mod sys;
+pub mod systemd;
 mod timer;
 pub mod tools;
 pub mod upstream;
