@@ -5,6 +5,7 @@
 //! | [`cli`] | arguments; one file for each subcommand |
 //! | [`config`] | the configuration as written, as meant, and what is wrong with it |
 //! | [`running`] | starts workers and control thread, and stops them |
+//! | [`systemd`], [`handover`] | the service manager; sockets of the process before this one |
 //! | [`live`] | the snapshot in force |
 //! | [`serve`] | sockets and protocols: octets ⇄ exchanges |
 //! | [`exchange`] | one exchange, from head to last octet: read `exchange/mod.rs` first |
@@ -21,6 +22,7 @@ pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod exchange;
+pub mod handover;
 mod holder;
 pub mod lifecycle;
 mod limiter;
@@ -30,6 +32,8 @@ pub mod running;
 pub mod serve;
 pub mod stream;
 mod sync;
+mod sys;
+pub mod systemd;
 mod timer;
 pub mod tools;
 pub mod upstream;

@@ -151,15 +151,19 @@ fn bind_tcp(mut address: SocketAddr, workers: usize, beside_own: bool) -> io::Re
             let socket = tcp_socket(address)?;
             socket.set_reuse_port(true)?;
             socket.bind(&address.into())?;
-            // Inherited by what is accepted, which saves a call for each connection.
-            socket.set_tcp_nodelay(true)?;
-            // A client that has vanished is noticed even where nothing is due to be sent.
-            let probes = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE / 4);
-            socket.set_tcp_keepalive(&probes)?;
+            set_inherited(&socket)?;
             socket.listen(BACKLOG)?;
             Ok(Bound::Tcp(socket.into()))
         })
         .collect()
+}
+
+/// Sets what accepted connections inherit, which saves a call for each of them.
+pub(crate) fn set_inherited(socket: &Socket) -> io::Result<()> {
+    socket.set_tcp_nodelay(true)?;
+    // A client that has vanished is noticed even where nothing is due to be sent.
+    let probes = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE / 4);
+    socket.set_tcp_keepalive(&probes)
 }
 
 fn tcp_socket(address: SocketAddr) -> io::Result<Socket> {
