@@ -89,6 +89,85 @@ fn what_is_wrong_ends_with_2() {
 }
 
 #[test]
+fn what_a_reload_would_change() {
+    let old = file(GOOD);
+    let new = file(&GOOD.replace("two.test, pool: a", "two.test, pool: b"));
+    let (old, new) = (old.1.display(), new.1.display());
+    let same = "= 1 listener, 2 pools, 2 upstreams, 3 routes\nnothing changes\n";
+    let changed = "~ route two\n    pool: a → b\n= 1 listener, 2 pools, 2 upstreams, 2 routes\n\
+                   0 to add, 1 to change, 0 to remove, 7 kept\n";
+    for (line, code, says) in [
+        (format!("plan --config {old} --against {old}"), 0, same),
+        (format!("plan -config={new} -against={old}"), 4, changed),
+    ] {
+        assert_eq!(output(&line), (Some(code), says.to_owned(), String::new()), "{line}");
+    }
+    let (code, json, _) = output(&format!("plan --json --config {new} --against {old}"));
+    let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+    let what = serde_json::json!([{ "key": "pool", "from": "a", "to": "b" }]);
+    assert_eq!((code, &json["changes"]), (Some(4), &true.into()));
+    assert_eq!(json["routes"]["changed"][0]["what"], what);
+    assert_eq!(json["needs_restart"], serde_json::json!([]));
+    let (code, json, _) = output(&format!("plan --json --config {old} --against {old}"));
+    assert_eq!((code, json.contains("\"changes\": false")), (Some(0), true), "{json}");
+}
+
+#[test]
+fn a_plan_that_cannot_be_made_says_why() {
+    let good = file(GOOD);
+    let bad = file(&GOOD.replace("pool: b", "pool: c"));
+    let not_yet = file(&GOOD.replace("name: b,", "name: b, protocol: http2,"));
+    let off = file(&format!("{GOOD}admin: {{ bind: '' }}\n"));
+    let any = file(&format!("{GOOD}admin: {{ bind: '127.0.0.1:0' }}\n"));
+    let gone = file(&format!("{GOOD}admin: {{ bind: '127.0.0.1:1' }}\n"));
+    let [good, bad, not_yet, off, any, gone] =
+        [&good, &bad, &not_yet, &off, &any, &gone].map(|file| file.1.display());
+    let mut backend = Running::start("backend --listen 127.0.0.1:0");
+    let other = backend.line("backend backend-1 listening on ");
+    let (reached, refused) = ("--against names", "Connection refused");
+    for (line, code, says) in [
+        (format!("plan --config {bad} --against {good}"), 2, ["`c`", "routes[2].pool"]),
+        (format!("plan --config {good} --against {bad}"), 2, ["`c`", "routes[2].pool"]),
+        (format!("plan --config {not_yet} --against {good}"), 2, ["error:", "cannot serve it yet"]),
+        (format!("plan --config {good} --against /none.yaml"), 2, ["/none.yaml", "No such file"]),
+        (format!("plan --config {off}"), 2, ["no fixed admin address", "--against FILE"]),
+        (format!("plan --config {any}"), 2, ["no fixed admin address", "--against FILE"]),
+        (format!("plan --config {gone}"), 1, ["127.0.0.1:1:", refused]),
+        (format!("plan --config {gone}"), 1, [reached, refused]),
+        (format!("plan --config {good} --against http://127.0.0.1:1"), 1, [reached, refused]),
+        (format!("plan --config {good} --against http://{other}"), 1, [&other, "no plan"]),
+    ] {
+        let (was, out, err) = output(&line);
+        assert_eq!((was, out.as_str()), (Some(code), ""), "{line}: {err}");
+        assert!(says.iter().all(|says| err.contains(says)), "{line}: {err}");
+    }
+    // What cannot be served yet may be in force elsewhere.
+    assert_eq!(output(&format!("plan --config {good} --against {not_yet}")).0, Some(4));
+}
+
+#[test]
+fn an_instance_that_is_silent_is_not_waited_for_without_end() {
+    let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = silent.local_addr().expect("an address");
+    let good = file(GOOD);
+    let (code, _, err) =
+        output(&format!("plan --config {} --against http://{address}", good.1.display()));
+    assert_eq!(code, Some(1), "{err}");
+    assert!(err.contains(&format!("{address}: it was silent for 5 s")), "{err}");
+}
+
+#[test]
+fn certificates_that_are_elsewhere_can_be_left_out_of_a_plan() {
+    let good = file(GOOD);
+    let ca = file(&GOOD.replace("name: b,", "name: b, upstream_tls: { ca_file: none.pem },"));
+    let line = format!("plan --config {} --against {}", good.1.display(), ca.1.display());
+    assert_eq!(output(&line).0, Some(2));
+    let (code, out, err) = output(&format!("{line} --no-files"));
+    assert_eq!(code, Some(4), "{err}");
+    assert!(out.contains("upstream_tls.ca_file: ") && out.contains("none.pem → none\n"), "{out}");
+}
+
+#[test]
 fn what_is_printed_for_other_programs() {
     assert_eq!(output("--version").1, concat!("l7rp ", env!("CARGO_PKG_VERSION"), "\n"));
     let (code, schema, _) = output("schema");

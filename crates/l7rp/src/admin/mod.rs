@@ -12,6 +12,7 @@ use l7rp_core::http1::request::{Method, Request, parse_request};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::Semaphore;
 
+use crate::config;
 use crate::live::Process;
 use crate::observe::metrics;
 use crate::serve::listen::{Accepting, Bound};
@@ -162,10 +163,15 @@ fn answer(path: &[u8], process: &Process) -> Answer {
         b"/-/healthz" => text("200 OK", "ok\n"),
         b"/-/ready" if process.is_ready() => text("200 OK", "ready\n"),
         b"/-/version" => text("200 OK", concat!("l7rp ", env!("CARGO_PKG_VERSION"), "\n")),
+        b"/-/plan" => Answer {
+            status: "200 OK",
+            content_type: "application/json",
+            body: format!("{}\n", config::view(&process.snapshot().plan)),
+        },
         b"/livez" => text("204 No Content", ""),
         b"/readyz" if process.is_ready() => text("204 No Content", ""),
         b"/-/ready" | b"/readyz" => text("503 Service Unavailable", "no backend ready\n"),
-        b"/" => text("200 OK", "/metrics /-/healthz /-/ready /-/version /livez /readyz\n"),
+        b"/" => text("200 OK", "/metrics /-/healthz /-/ready /-/version /-/plan /livez /readyz\n"),
         _ => text("404 Not Found", "not found\n"),
     }
 }

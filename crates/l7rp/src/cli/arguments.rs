@@ -21,7 +21,7 @@ use crate::tools::backend::{Flap, is_name};
     disable_help_subcommand = true,
     max_term_width = 100,
     after_long_help = "Exit codes: 0 all is well, 1 failed at run time, 2 wrong usage or \
-                       configuration, 3 ended by force.\n\
+                       configuration, 3 ended by force, 4 changes found by plan.\n\
                        Long flags may begin with one dash: -config=FILE."
 )]
 pub struct Arguments {
@@ -40,7 +40,8 @@ pub struct Serve {
     #[arg(long, value_name = "FILE", default_value = "/etc/l7rp/config.yaml")]
     pub config: PathBuf,
     /// Check the configuration and start nothing
-    #[arg(long)]
+    // `check` in the list of commands names it.
+    #[arg(long, hide_short_help = true)]
     pub check: bool,
     /// Reload when the configuration, or a file that it names, has changed
     #[arg(long, conflicts_with_all = ["check", "backends"], hide_short_help = true)]
@@ -88,6 +89,8 @@ const WITHOUT_FILE: &str = "Without a configuration file";
 pub enum Command {
     /// Check a configuration file, like --check
     Check(Check),
+    /// Show what a reload would change
+    Plan(Plan),
     /// Print the JSON Schema of the configuration, for editors
     Schema,
     /// Run a backend that misbehaves on demand
@@ -109,6 +112,35 @@ pub struct Check {
     /// Do not look at certificates and keys, as they may be elsewhere
     #[arg(long)]
     pub no_files: bool,
+}
+
+/// `l7rp plan`
+#[derive(Args, Clone, Debug)]
+#[command(after_help = "Exit codes: 0 nothing changes, 4 something changes, 1 the running \
+                        instance cannot be asked,\n2 wrong usage or configuration.")]
+pub struct Plan {
+    /// Configuration file that would be loaded
+    #[arg(long, value_name = "FILE", default_value = "/etc/l7rp/config.yaml")]
+    pub config: PathBuf,
+    /// What is in force: a file, or http://HOST:PORT, the admin address of a running instance
+    /// [default: the admin address in the configuration]
+    #[arg(long, value_name = "FILE|URL", value_parser = against)]
+    pub against: Option<Against>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Do not look at certificates and keys, as they may be elsewhere
+    #[arg(long)]
+    pub no_files: bool,
+}
+
+/// What a configuration is compared with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Against {
+    /// Another file.
+    File(PathBuf),
+    /// What is in force in the instance with this admin address, `HOST:PORT`.
+    Admin(String),
 }
 
 /// `l7rp backend`
@@ -206,6 +238,23 @@ fn metrics_bind(text: &str) -> Result<MetricsBind, String> {
         .map(|bind| MetricsBind(Some(bind)))
         .map_err(|e| e.trim_start_matches(": ").to_owned())
 }
+
+fn against(text: &str) -> Result<Against, String> {
+    let Some((scheme, address)) = text.split_once("://") else {
+        return Ok(Against::File(text.into()));
+    };
+    let address = address.strip_suffix('/').unwrap_or(address);
+    match address.rsplit_once(':').map(|(host, port)| (host, port.parse::<u16>())) {
+        Some((host, Ok(1..)))
+            if scheme == "http" && !host.is_empty() && !host.contains(['/', '@']) =>
+        {
+            Ok(Against::Admin(address.to_owned()))
+        }
+        _ => Err(NO_ADMIN.to_owned()),
+    }
+}
+
+const NO_ADMIN: &str = "write the path of a file, or http://HOST:PORT for an admin address";
 
 fn ratio(text: &str) -> Result<f64, String> {
     match text.parse() {

@@ -27,7 +27,7 @@ pub(super) fn file(path: &Path, no_files: bool) -> ExitCode {
     }
 }
 
-fn files(no_files: bool) -> Files {
+pub(super) fn files(no_files: bool) -> Files {
     if no_files { Files::Ignore } else { Files::Check }
 }
 

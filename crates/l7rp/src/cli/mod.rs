@@ -14,6 +14,7 @@ mod completions;
 mod demo;
 mod go_flags;
 mod man;
+mod plan;
 mod schema;
 mod serve;
 mod terminal;
@@ -29,6 +30,8 @@ pub use arguments::Arguments;
 const FAILED: u8 = 1;
 /// Exit code of bad usage and bad configuration.
 const WRONG: u8 = 2;
+/// Exit code of `plan` when something changes.
+const CHANGES: u8 = 4;
 
 /// Does what the arguments ask for; the first is the name of the program.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
@@ -45,6 +48,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         None if arguments.serve.check => check::of_flags(&arguments.serve),
         None => serve::run(&arguments.serve),
         Some(arguments::Command::Check(asked)) => check::file(&asked.file, asked.no_files),
+        Some(arguments::Command::Plan(asked)) => plan::run(&asked),
         Some(arguments::Command::Schema) => schema::run(),
         Some(arguments::Command::Backend(asked)) => backend::run(&asked),
         Some(arguments::Command::Demo(asked)) => demo::run(&asked),
@@ -90,7 +94,7 @@ mod tests {
         for line in help.lines() {
             assert!(line.chars().count() <= 80, "{line}");
         }
-        for (name, width) in [("backend", 80), ("demo", 80), ("check", 80)] {
+        for (name, width) in [("backend", 80), ("demo", 80), ("check", 80), ("plan", 80)] {
             let mut command = Arguments::command();
             let command = command.find_subcommand_mut(name).unwrap();
             let help = command.clone().term_width(width).render_help().to_string();
@@ -126,6 +130,9 @@ mod tests {
             "l7rp --backends http://a",
             "l7rp -tracing-endpoint localhost:4317 -tracing-sample-ratio 0.05 -tracing-insecure",
             "l7rp check --no-files a.yaml",
+            "l7rp plan",
+            "l7rp plan --config a.yaml --against b.yaml --json --no-files",
+            "l7rp plan -config=a.yaml -against=http://[::1]:9090/",
             "l7rp backend --listen 127.0.0.1:9001 --name one --fail-every 3",
             "l7rp backend -name=one --hang --slow 300 --fault-every 2",
             "l7rp backend --drop-mid --drip 5 --flap 10,500ms",
@@ -152,6 +159,12 @@ mod tests {
             ("l7rp --metrics-bind 9090", "an address to listen on"),
             ("l7rp chekc a.yaml", "check"),
             ("l7rp check", "FILE"),
+            ("l7rp plan a.yaml", "a.yaml"),
+            ("l7rp plan --against https://a:9090", "http://HOST:PORT"),
+            ("l7rp plan --against http://a", "http://HOST:PORT"),
+            ("l7rp plan --against http://:9090", "http://HOST:PORT"),
+            ("l7rp plan --against http://a:0", "http://HOST:PORT"),
+            ("l7rp plan --against http://a:9090/-/plan", "http://HOST:PORT"),
             ("l7rp demo --config a.yaml", "--config"),
             ("l7rp --config a.yaml demo", "demo"),
             ("l7rp backend --hang --close", "--close"),

@@ -1,12 +1,14 @@
 //! Configuration: as written ([`mod@file`]), as meant ([`plan`]), what makes the one into the
-//! other ([`validate`]), what is wrong ([`wrong`]), and what cannot be served yet
-//! ([`needs`]).
+//! other ([`validate`]), what is wrong ([`wrong`]), what cannot be served yet ([`needs`]); and
+//! the plan as it may be shown ([`mod@view`]), from which a reload is foretold ([`diff`]).
 
+pub mod diff;
 pub mod file;
 pub mod flags;
 pub mod needs;
 pub mod plan;
 pub mod validate;
+pub mod view;
 pub mod watch;
 pub mod wrong;
 
@@ -17,8 +19,10 @@ use std::fmt;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+pub use diff::Diff;
 pub use flags::{bind_address, from_flags};
 pub use plan::Plan;
+pub use view::view;
 pub use wrong::{Refused, Severity, Wrong};
 
 /// The text of a configuration, and what to call it.

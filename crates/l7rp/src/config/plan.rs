@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use ipnet::IpNet;
+use serde::Serialize;
 
 /// A whole, valid configuration.
 #[derive(Clone, Debug, PartialEq)]
@@ -237,7 +238,8 @@ pub struct Selector {
 }
 
 /// Balancing algorithms.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Algorithm {
     /// `round-robin`
     RoundRobin,
@@ -299,7 +301,8 @@ pub enum Scheme {
 }
 
 /// HTTP version spoken to upstreams.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum UpstreamProtocol {
     /// By ALPN; HTTP/1.1 on cleartext.
     Auto,

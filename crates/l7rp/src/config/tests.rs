@@ -1,9 +1,11 @@
 //! Tests of the whole way from text to plan.
 
 mod accepted;
+mod diff;
 mod positions;
 mod refused;
 mod robust;
+mod view;
 
 use std::path::Path;
 

@@ -34,6 +34,7 @@ mod memory;
 mod observability;
 mod passive;
 mod pipelining;
+mod plan;
 mod rate_limit;
 mod retry;
 mod retry_bodies;

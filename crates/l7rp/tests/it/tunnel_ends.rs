@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use l7rp_testkit::{
     Client, Gate, Origin, Proxy, SOON, Signal, Then, Value, eventually, let_pass, within,
 };
+use serde_json::Value;
 
 use crate::setup::{assert_counts, assert_failed, in_flight, over};
 use crate::upgrade::{ACCEPT, OFFER, echo, echoes, is_stopped, open};
@@ -353,7 +354,7 @@ fn a_tunnel_lives_until_the_grace_ends() {
     assert!(took > Duration::from_millis(900) && took < SOON, "{took:?}");
     assert_eq!(client.wire.read_to_end().expect("an end in order"), b"");
     eventually(SOON, || origin.open() == 0);
-    let told = |e: &serde_json::Value| e["tunnels_closed"] == 1 && e["cut"] == 0;
+    let told = |e: &Value| e["tunnels_closed"] == 1 && e["cut"] == 0;
     proxy.wait_for_event("shutdown_complete", told, SOON);
     let line = proxy.logged_path("/t");
     assert_eq!((&line["status"], &line["reason"]), (&101.into(), &"draining".into()));

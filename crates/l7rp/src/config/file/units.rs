@@ -103,9 +103,7 @@ pub fn show_duration(time: Duration) -> String {
     if nanos == 0 {
         return "0s".to_owned();
     }
-    for (unit, name) in
-        [(3_600_000_000_000, "h"), (60_000_000_000, "m"), (1_000_000_000, "s"), (1_000_000, "ms")]
-    {
+    for (unit, name) in [(3_600_000_000_000, "h"), (60_000_000_000, "m")] {
         if nanos.is_multiple_of(unit) {
             return format!("{}{name}", nanos / unit);
         }

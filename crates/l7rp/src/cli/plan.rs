@@ -1,0 +1,76 @@
+//! `l7rp plan`: what a reload with a file would change.
+
+mod ask;
+mod text;
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use serde_json::{Value, json};
+
+use super::arguments::{Against, Plan};
+use super::check::files;
+use super::terminal::{color, error, failed, note, print, wrong};
+use super::{CHANGES, WRONG};
+use crate::config::plan::Bind;
+use crate::config::{self, Diff, Loaded, Severity};
+
+pub(super) fn run(asked: &Plan) -> ExitCode {
+    let new = match load(&asked.config, asked.no_files) {
+        Ok(loaded) => loaded,
+        Err(code) => return code,
+    };
+    note(&new.render_warnings(color()));
+    let not_yet = new.render_not_yet(Severity::Error, color());
+    if !not_yet.is_empty() {
+        return wrong(&not_yet);
+    }
+    let old = match in_force(asked, &new) {
+        Ok(view) => view,
+        Err(code) => return code,
+    };
+    let new = config::view(&new.plan);
+    let diff = Diff::between(&old, &new);
+    let code = print(if asked.json { json(&diff) } else { text::render(&diff, &new) });
+    if code == ExitCode::SUCCESS && !diff.is_empty() { ExitCode::from(CHANGES) } else { code }
+}
+
+fn load(path: &Path, no_files: bool) -> Result<Loaded, ExitCode> {
+    config::load(path, files(no_files)).map_err(|e| wrong(&e.render(color())))
+}
+
+/// The view of what the new configuration is compared with. An error has been told.
+fn in_force(asked: &Plan, new: &Loaded) -> Result<Value, ExitCode> {
+    let told = |address: &str, answer: Result<Value, String>| {
+        answer.map_err(|why| {
+            failed(&format!(
+                "cannot learn the configuration in force from {address}: {why}; \
+                 --against names another instance (http://HOST:PORT), or a file"
+            ))
+        })
+    };
+    match (&asked.against, &new.plan.admin) {
+        (Some(Against::File(path)), _) => Ok(config::view(&load(path, asked.no_files)?.plan)),
+        (Some(Against::Admin(address)), _) => told(address, ask::tcp(address)),
+        (None, Some(Bind::Tcp(address))) if address.port() != 0 => {
+            let address = address.to_string();
+            told(&address, ask::tcp(&address))
+        }
+        (None, Some(Bind::Unix(path))) => told(&path.display().to_string(), ask::unix(path)),
+        (None, Some(Bind::Tcp(_)) | None) => {
+            error(&format!(
+                "{} has no fixed admin address at which to ask a running instance what is in \
+                 force; say --against FILE, or --against http://HOST:PORT",
+                new.source.name
+            ));
+            Err(ExitCode::from(WRONG))
+        }
+    }
+}
+
+fn json(diff: &Diff) -> String {
+    let mut shown = json!(diff);
+    shown["changes"] = json!(!diff.is_empty());
+    shown["needs_restart"] = json!(diff.needs_restart());
+    format!("{shown:#}\n")
+}
