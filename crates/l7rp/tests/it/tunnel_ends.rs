@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 use l7rp_testkit::{
     Client, Gate, Origin, Proxy, SOON, Signal, Then, Value, eventually, let_pass, within,
 };
-use serde_json::Value;
 
 use crate::setup::{assert_counts, assert_failed, in_flight, over};
 use crate::upgrade::{ACCEPT, OFFER, echo, echoes, is_stopped, open};
