@@ -217,10 +217,10 @@ mod tests {
                 let handles = opened.handles(workers).unwrap();
                 assert_eq!(handles.len(), workers);
                 assert!(handles.iter().all(|of_worker| !of_worker.is_empty()));
-                let handled = handles.iter().flatten().filter_map(Bound::local);
-                let handled: Vec<_> = handled.collect();
+                let served = handles.iter().flatten().filter_map(Bound::local);
+                let served: Vec<_> = served.collect();
                 for address in opened.sockets.iter().filter_map(Bound::local) {
-                    let count = handled.iter().filter(|other| **other == address).count();
+                    let count = served.iter().filter(|other| **other == address).count();
                     let shared = workers > sockets;
                     assert!(count == 1 || shared && count > 0, "{sockets} {workers} {count}");
                 }
