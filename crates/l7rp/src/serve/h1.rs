@@ -98,7 +98,7 @@ async fn serve_burst(
         let incoming =
             Incoming { buf: head, head: request, rest, arrived: worker.process.clock.now() };
         let space = Workspace { response, to_upstream, to_client };
-        let pinned = worker.pin(&client.door, listener);
+        let Some(pinned) = worker.pin(&client.door, listener) else { return Next::Close };
         let Done { next, used } =
             exchange::run(worker, &pinned, listener, client, incoming, space).await;
         drop(pinned);
@@ -122,9 +122,7 @@ async fn serve_burst(
         if buf.is_empty() {
             return if client.ended { Next::Close } else { Next::KeepAlive };
         }
-        if worker.process.is_draining() || client.door.is_closed() {
-            return Next::Close;
-        }
+        // Even while draining: the answer before has promised that this one would be read.
     }
 }
 
