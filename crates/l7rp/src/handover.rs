@@ -45,6 +45,8 @@ pub struct Offered {
     pub name: String,
     /// The address as it was configured.
     pub bind: String,
+    /// Somebody else keeps it too, and looks after it when both have ended.
+    pub kept: bool,
     /// The socket.
     pub socket: OwnedFd,
 }
@@ -57,7 +59,7 @@ pub enum Answer {
     Ready {
         /// Its process id.
         pid: u32,
-        /// The addresses whose sockets it uses, as they were offered.
+        /// The [`label`]s of the sockets that it uses.
         taken: Vec<String>,
     },
     /// It ends: the predecessor must go on.
@@ -65,6 +67,11 @@ pub enum Answer {
         /// Why, for people.
         why: String,
     },
+}
+
+/// What stands for a socket in an answer: the listener's name and its address, as offered.
+pub fn label(name: &str, bind: &str) -> String {
+    format!("{name} {bind}")
 }
 
 /// An [`Offer`] but for its descriptors.
@@ -78,6 +85,7 @@ struct Header {
 struct Label {
     name: String,
     bind: String,
+    kept: bool,
 }
 
 /// Sends `offer`, whose sockets stay open here. The channel's time limits change.
@@ -86,7 +94,7 @@ struct Label {
 /// The other process is gone or does not read, or the offer is too large.
 pub fn send(channel: &UnixStream, offer: &Offer) -> io::Result<()> {
     check_count(offer.sockets.len())?;
-    let label = |s: &Offered| Label { name: s.name.clone(), bind: s.bind.clone() };
+    let label = |s: &Offered| Label { name: s.name.clone(), bind: s.bind.clone(), kept: s.kept };
     let sockets = offer.sockets.iter().map(label).collect();
     let mut stream = Within::new(channel, PATIENCE)?;
     stream.put(&Header { ready: offer.ready, sockets })?;
@@ -115,9 +123,10 @@ pub fn receive(channel: &UnixStream) -> io::Result<Offer> {
             return Err(io::Error::new(io::ErrorKind::InvalidData, text));
         }
         let offered = batch.into_iter().zip(&mut labels);
-        sockets.extend(offered.map(|(socket, Label { name, bind })| Offered {
+        sockets.extend(offered.map(|(socket, Label { name, bind, kept })| Offered {
             name,
             bind,
+            kept,
             socket,
         }));
     }

@@ -1,4 +1,7 @@
-//! The process from its start to its exit: signals, reload, drain, exit code.
+//! The process from its start to its exit: signals, reload, upgrade, drain, exit code.
+
+mod signals;
+mod upgrade;
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -6,15 +9,19 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use l7rp_core::names::Nanos;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::clock::wall_ms;
-use crate::config::plan::Plan;
 use crate::config::watch::Watch;
+use crate::config::{Diff, Plan, view};
+use crate::handover::label;
 use crate::live::Process;
-use crate::observe::event::{Event, Events, Level};
+use crate::observe::event::{AllChanges, Changes, Event, Events, Level};
 use crate::observe::log::Log;
-use crate::running::{self, Going, Running};
+use crate::running::{self, Going, Reloaded, Running};
+use crate::serve::doors::Given;
+use crate::systemd::{self, Notify};
+use signals::{Signals, Wish, ignore};
+use upgrade::{Inheritance, Upgrade};
 
 /// Exit code of a start or run that failed.
 const FAILED: u8 = 1;
@@ -24,6 +31,10 @@ const FORCED: u8 = 3;
 const SAME_SIGNAL: Duration = Duration::from_millis(100);
 /// How long tunnels have to be closed in order when the grace is over.
 const ORDERLY: Duration = Duration::from_secs(1);
+/// A worker that has not shown itself for so long is stuck. It does so every second.
+const STUCK: Duration = Duration::from_secs(5);
+/// Why a process ends that another one has taken over from.
+const UPGRADED: &str = "SIGUSR2";
 /// How long the last log lines may take.
 const LAST_LINES: Duration = Duration::from_secs(1);
 
@@ -70,157 +81,253 @@ fn fail(words: &str) -> ExitCode {
     ExitCode::from(FAILED)
 }
 
-/// The signals that mean something to a running proxy.
-struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-    hang_up: Signal,
-}
-
-/// What a signal asks for.
-enum Wish {
-    /// To stop; the signal's name.
-    Stop(&'static str),
-    Reload,
-}
-
-impl Signals {
-    fn new() -> std::io::Result<Self> {
-        Ok(Self {
-            terminate: signal(SignalKind::terminate())?,
-            interrupt: signal(SignalKind::interrupt())?,
-            hang_up: signal(SignalKind::hangup())?,
-        })
-    }
-
-    async fn next(&mut self) -> Wish {
-        tokio::select! {
-            _ = self.terminate.recv() => Wish::Stop("SIGTERM"),
-            _ = self.interrupt.recv() => Wish::Stop("SIGINT"),
-            _ = self.hang_up.recv() => Wish::Reload,
-        }
-    }
-
-    /// Waits for one that asks to stop, while the process drains.
-    async fn stop(&mut self, events: &Events) {
-        loop {
-            match self.next().await {
-                Wish::Stop(_) => return,
-                Wish::Reload => events.emit(&Event::ReloadIgnored {
-                    why: "the proxy is draining; start it again to put a changed file in force",
-                }),
-            }
-        }
-    }
-}
-
 async fn run(task: Task, events: &Arc<Events>) -> Result<ExitCode, String> {
-    let Task { plan, source, mut watch, .. } = task;
+    let Task { plan, source, watch, .. } = task;
     // Before the start, so that no signal finds the process without an answer.
     let mut signals = Signals::new().map_err(|e| format!("cannot catch signals: {e}"))?;
-    let mut running = running::start(plan, events, Vec::new()).map_err(|e| e.to_string())?;
+    let max_open_files = running::raise_open_files();
+    let mut inherited = Inheritance::receive()?;
+    if inherited.has_predecessor() {
+        events.log().share();
+    }
+    let offered: Vec<_> = inherited.given.iter().map(label_of).collect();
+    let ready_within = inherited.ready_within();
+    let given = &mut inherited.given;
+    let started = running::start(plan, events, max_open_files, given, ready_within);
+    let running = started.map_err(|e| {
+        inherited.answer(Err(&e.to_string()));
+        e.to_string()
+    })?;
     count_panics(running.process());
-    let why = loop {
-        let changed = async {
-            match &mut watch {
-                Some(watch) => watch.changed().await,
-                None => std::future::pending().await,
+    let left: Vec<_> = inherited.given.drain(..).map(|given| label_of(&given)).collect();
+    inherited.answer(Ok(offered.into_iter().filter(|label| !left.contains(label)).collect()));
+    if !left.is_empty() {
+        events.emit(&Event::SocketsUnused { sockets: left });
+    }
+    let manager = Notify::from_env();
+    manager.ready(&serving(&running));
+    if let Some(every) = systemd::watchdog_interval() {
+        running.spawn(keep_watched(running.process().clone(), every));
+    }
+    let mut service = Service { running, source, watch, manager, events: events.clone() };
+    let why = service.serve(&mut signals).await;
+    Ok(service.drain(&mut signals, why).await)
+}
+
+fn label_of(given: &Given) -> String {
+    label(&given.name, given.bind.as_deref().unwrap_or("from the service manager"))
+}
+
+/// A line for people who ask the service manager.
+fn serving(running: &Running) -> String {
+    let listeners: Vec<_> = running.listeners().map(|(name, at)| format!("{name} {at}")).collect();
+    let generation = running.process().generation();
+    format!("serving configuration {generation} on {}", listeners.join(", "))
+}
+
+/// Says that the process is alive for as long as all of its threads are.
+async fn keep_watched(process: Arc<Process>, every: Duration) {
+    let manager = Notify::from_env();
+    loop {
+        let now = process.clock.now();
+        if process.counts.iter().all(|c| now.since(Nanos(c.alive_at.load(Relaxed))) < STUCK) {
+            manager.watchdog();
+        }
+        tokio::time::sleep(every).await;
+    }
+}
+
+/// A running proxy, and what it takes to change it.
+struct Service {
+    running: Running,
+    source: Source,
+    watch: Option<Watch>,
+    manager: Notify,
+    events: Arc<Events>,
+}
+
+impl Service {
+    /// Does what signals ask for, until one ends it; why.
+    async fn serve(&mut self, signals: &mut Signals) -> &'static str {
+        loop {
+            let cause = tokio::select! {
+                wish = signals.next() => match wish {
+                    Wish::Stop(why) => return why,
+                    Wish::Upgrade => match self.upgrade(signals).await {
+                        Some(why) => return why,
+                        None => continue,
+                    },
+                    Wish::Reload => "SIGHUP",
+                },
+                () = changed(&mut self.watch) => "file",
+            };
+            self.reload(cause).await;
+        }
+    }
+
+    /// Reads the configuration again and puts it in force, or says why not.
+    async fn reload(&mut self, cause: &'static str) {
+        let process = self.running.process().clone();
+        let began = process.clock.now();
+        self.manager.reloading();
+        let read = self.source.clone();
+        // Where the file is may hang, and signals must be heard all the same.
+        let plan = tokio::task::spawn_blocking(move || read()).await;
+        let plan = plan.unwrap_or_else(|e| Err(vec![format!("reading was given up: {e}")]));
+        let done = plan.and_then(|plan| self.running.reload(plan).map_err(|e| vec![e.to_string()]));
+        let in_force = done.as_ref().map_or_else(|_| process.clock.now(), |done| done.in_force);
+        let took = in_force.since(began);
+        let reloads = &process.reloads;
+        reloads.duration.record(took);
+        reloads.last_failed.store(done.is_err(), Relaxed);
+        let took_ms = millis(took);
+        match done {
+            Ok(done) => {
+                reloads.ok.up();
+                reloads.last_success_ms.store(wall_ms(), Relaxed);
+                self.manager.ready(&serving(&self.running));
+                self.events.emit(&told(cause, took_ms, &done, &process.snapshot().plan));
+            }
+            Err(errors) => {
+                reloads.rejected.up();
+                let generation = process.generation();
+                let why = errors.first().map_or("", String::as_str);
+                self.manager.ready(&format!("{}; reload refused: {why}", serving(&self.running)));
+                self.events.emit(&Event::ConfigRejected { cause, generation, took_ms, errors });
+            }
+        }
+        if let Some(watch) = &mut self.watch {
+            watch.also(&process.snapshot().plan);
+        }
+    }
+
+    /// Lets another process take over. `Some`: this one is to end, and why.
+    async fn upgrade(&mut self, signals: &mut Signals) -> Option<&'static str> {
+        let clock = self.running.process().clock;
+        let began = clock.now();
+        let offer = self.running.offer().map_err(|e| format!("cannot offer the sockets: {e}"));
+        let mut upgrade = match offer.and_then(Upgrade::begin) {
+            Ok(upgrade) => upgrade,
+            Err(why) => {
+                self.events.emit(&Event::UpgradeFailed { why });
+                return None;
             }
         };
-        let cause = tokio::select! {
-            wish = signals.next() => match wish {
-                Wish::Stop(why) => break why,
-                Wish::Reload => "SIGHUP",
-            },
-            () = changed => "file",
+        let pid = upgrade.pid;
+        self.events.log().share();
+        self.events.emit(&Event::UpgradeStarted { pid });
+        let outcome = loop {
+            tokio::select! {
+                outcome = upgrade.outcome() => break outcome,
+                wish = signals.next() => match wish {
+                    Wish::Stop(why) => {
+                        upgrade.give_up().await;
+                        let why_not = format!("{why} came first");
+                        self.events.emit(&Event::UpgradeFailed { why: why_not });
+                        return Some(why);
+                    }
+                    wish => ignore(wish, "another process is about to take over", &self.events),
+                },
+            }
         };
-        reload(&mut running, &source, cause).await;
-        if let Some(watch) = &mut watch {
-            watch.also(&running.process().snapshot().plan);
+        match outcome {
+            Ok(taken) => {
+                self.running.hand_over(&taken);
+                self.manager.main_pid(pid);
+                let took_ms = millis(clock.now().since(began));
+                self.events.emit(&Event::UpgradeComplete { pid, took_ms });
+                Some(UPGRADED)
+            }
+            Err(why) => {
+                self.events.emit(&Event::UpgradeFailed { why });
+                None
+            }
         }
-    };
-    Ok(drain(running, &mut signals, why).await)
-}
+    }
 
-/// Reads the configuration again and puts it in force, or says why not.
-async fn reload(running: &mut Running, source: &Source, cause: &'static str) {
-    let process = running.process().clone();
-    let began = process.clock.now();
-    let read = source.clone();
-    // A file system that hangs must not keep signals from being heard for longer than it takes.
-    let plan = tokio::task::spawn_blocking(move || read()).await;
-    let plan = plan.unwrap_or_else(|e| Err(vec![format!("reading was given up: {e}")]));
-    let done = plan.and_then(|plan| running.reload(plan).map_err(|e| vec![e.to_string()]));
-    let took = process.clock.now().since(began);
-    let reloads = &process.reloads;
-    reloads.duration.record(took);
-    reloads.last_failed.store(done.is_err(), Relaxed);
-    let took_ms = took.as_secs_f64() * 1000.0;
-    match done {
-        Ok(done) => {
-            reloads.ok.up();
-            reloads.last_success_ms.store(wall_ms(), Relaxed);
-            let Going { connections, tunnels, requests, .. } = done.going;
-            process.events.emit(&Event::ConfigReloaded {
-                cause,
-                generation: done.generation,
-                took_ms,
-                kept_connections: connections,
-                kept_tunnels: tunnels,
-                in_flight: requests,
-                closed: done.closed,
-            });
+    /// Drains and stops; the exit code.
+    async fn drain(mut self, signals: &mut Signals, why: &'static str) -> ExitCode {
+        let process = self.running.process().clone();
+        let mut plan = process.snapshot().plan.drain.clone();
+        if why == UPGRADED {
+            // The address stays; nobody has to be told to go elsewhere first.
+            plan.delay = Duration::ZERO;
+        } else {
+            self.manager.stopping("draining");
+            self.manager.extend_timeout(plan.delay + plan.timeout + ORDERLY + LAST_LINES);
         }
-        Err(errors) => {
-            reloads.rejected.up();
-            let generation = process.generation();
-            process.events.emit(&Event::ConfigRejected { cause, generation, took_ms, errors });
+        let began = process.clock.now();
+        let before = Going::on(&process);
+        self.running.leave();
+        self.events.emit(&Event::ShutdownStarted {
+            why,
+            in_progress: before.requests + before.tunnels,
+            tunnels: before.tunnels,
+            connections: before.connections,
+            delay_ms: plan.delay.as_millis() as u64,
+            grace_ms: plan.timeout.as_millis() as u64,
+        });
+        let events = &self.events;
+        let again = async {
+            // Some supervisors signal a process and then its group: that is one signal.
+            while process.clock.now().since(began) < SAME_SIGNAL {
+                signals.stop(events).await;
+            }
+        };
+        let orderly = tokio::select! {
+            () = drained(&mut self.running, &plan) => true,
+            () = again => false,
+        };
+        self.running.stop();
+        let after = Going::on(&process);
+        let (took_ms, cut) = (millis(process.clock.now().since(began)), after.cut);
+        if orderly {
+            let tunnels_closed = after.tunnels_closed;
+            self.events.emit(&Event::ShutdownComplete { took_ms, cut, tunnels_closed });
+            ExitCode::SUCCESS
+        } else {
+            // Tunnels are among what was cut.
+            self.events.emit(&Event::ShutdownForced { took_ms, cut });
+            ExitCode::from(FORCED)
         }
     }
 }
 
-/// Drains and stops; the exit code.
-async fn drain(mut running: Running, signals: &mut Signals, why: &'static str) -> ExitCode {
-    let process = running.process().clone();
-    let plan = process.snapshot().plan.drain.clone();
-    let events = process.events.clone();
-    let began = process.clock.now();
-    let before = Going::on(&process);
-    running.leave();
-    events.emit(&Event::ShutdownStarted {
-        why,
-        in_progress: before.requests + before.tunnels,
-        tunnels: before.tunnels,
-        connections: before.connections,
-        delay_ms: plan.delay.as_millis() as u64,
-        grace_ms: plan.timeout.as_millis() as u64,
-    });
-    let again = async {
-        // Some supervisors signal a process and then its group: that is one signal.
-        while process.clock.now().since(began) < SAME_SIGNAL {
-            signals.stop(&events).await;
-        }
-    };
-    let orderly = tokio::select! {
-        () = drained(&mut running, &plan) => true,
-        () = again => false,
-    };
-    running.stop();
-    let after = Going::on(&process);
-    let (took_ms, cut) = (since(&process, began), after.cut);
-    if orderly {
-        let tunnels_closed = after.tunnels_closed;
-        events.emit(&Event::ShutdownComplete { took_ms, cut, tunnels_closed });
-        ExitCode::SUCCESS
-    } else {
-        // Tunnels are among what was cut.
-        events.emit(&Event::ShutdownForced { took_ms, cut });
-        ExitCode::from(FORCED)
+/// Waits until the files have changed; for ever, if nobody looks.
+async fn changed(watch: &mut Option<Watch>) {
+    match watch {
+        Some(watch) => watch.changed().await,
+        None => std::future::pending().await,
     }
 }
 
-fn since(process: &Process, began: Nanos) -> u64 {
-    process.clock.now().since(began).as_millis() as u64
+fn millis(took: Duration) -> f64 {
+    (took.as_secs_f64() * 1e6).round() / 1000.0
+}
+
+/// What a reload has changed and what it has cost.
+fn told(cause: &'static str, took_ms: f64, done: &Reloaded, plan: &Plan) -> Event {
+    let diff = Diff::between(&view(&done.before.plan), &view(plan));
+    let mut needs_restart = diff.needs_restart();
+    needs_restart.extend(done.workers_stay.then(|| "workers".to_owned()));
+    let Going { connections, tunnels, requests, .. } = done.going;
+    Event::ConfigReloaded {
+        cause,
+        generation: done.generation,
+        took_ms,
+        kept_connections: connections,
+        kept_tunnels: tunnels,
+        in_flight: requests,
+        closed: done.closed,
+        changes: Box::new(AllChanges {
+            listeners: Changes::of(&diff.listeners),
+            routes: Changes::of(&diff.routes),
+            pools: Changes::of(&diff.pools),
+            upstreams: Changes::of(&diff.upstreams),
+            settings: diff.settings.iter().map(|change| change.key.clone()).collect(),
+            needs_restart,
+        }),
+    }
 }
 
 /// Waits the delay, then until all is drained or the grace is over.

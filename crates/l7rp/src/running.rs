@@ -16,6 +16,7 @@ use tokio::task::AbortHandle;
 use crate::admin;
 use crate::clock::Clock;
 use crate::config::plan::{Bind, Plan};
+use crate::handover::{Offer, Offered, label};
 use crate::live::Process;
 use crate::observe::event::{Event, Events};
 use crate::observe::stats::{Count, WorkerStats};
@@ -30,6 +31,8 @@ pub use reload::Reloaded;
 /// How long a start or a reload waits until names of new upstreams have addresses, and pools
 /// that are new have somebody who passes their checks.
 const FIRST_ANSWERS: Duration = Duration::from_secs(1);
+/// The name of the admin endpoints' socket.
+const ADMIN: &str = "admin";
 /// How often it looks.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
@@ -42,6 +45,8 @@ pub enum StartError {
     Admin(BindError),
     /// The system gives no thread or runtime.
     System(std::io::Error),
+    /// No backend was ready within this time.
+    NotReady(Duration),
 }
 
 impl fmt::Display for StartError {
@@ -49,6 +54,7 @@ impl fmt::Display for StartError {
         match self {
             Self::Listener(e) => e.fmt(f),
             Self::Admin(e) => write!(f, "admin: {e}"),
+            Self::NotReady(limit) => write!(f, "no backend was ready within {limit:?}"),
             Self::System(e) => write!(f, "cannot start a thread: {e}"),
         }
     }
@@ -96,29 +102,33 @@ struct AdminDoor {
     task: AbortHandle,
 }
 
-/// Starts what `plan` describes, on sockets that the process was `given` where they fit.
+/// Starts what `plan` describes. Of the sockets that were `given` it takes those that fit. With
+/// `ready_within`, nothing is accepted before there are backends that are ready.
 ///
 /// # Errors
-/// An address cannot be had, or the system gives no thread; then nothing is left running.
+/// An address cannot be had, the system gives no thread, or no backend is ready in time; then
+/// nothing is left running.
 pub fn start(
     plan: Plan,
     events: &Arc<Events>,
-    mut given: Vec<Given>,
+    max_open_files: u64,
+    given: &mut Vec<Given>,
+    ready_within: Option<Duration>,
 ) -> Result<Running, StartError> {
     let clock = Clock::new();
-    let max_open_files = raise_open_files();
     let count = plan
         .workers
         .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, std::num::NonZero::get));
     let mut doors = Vec::new();
     let mut handles = Vec::new();
     for (id, listener) in (0..).zip(&plan.listeners) {
-        let opened = Opened::open(listener, &mut given, id, count, false)?;
+        let beside_own = has_port_of(given, &listener.bind);
+        let opened = Opened::open(listener, given, id, count, beside_own)?;
         handles.push(opened.handles(count)?);
         doors.push(opened);
     }
     let admin_bind = plan.admin.clone();
-    let admin = admin_bind.map(|bind| open_admin(bind, &mut given, false)).transpose()?;
+    let admin = admin_bind.map(|bind| open_admin(bind, given, false)).transpose()?;
     let of_listeners: Vec<_> = doors.iter().map(|opened| opened.door.clone()).collect();
     let process = Process::new(clock, events, count, max_open_files, plan, &of_listeners);
     let process = Arc::new(process);
@@ -144,6 +154,9 @@ pub fn start(
     // A name that takes longer does not hold the start; its upstream is ineligible meanwhile.
     let pools = running.process.snapshot().pools.clone();
     running.wait_until(FIRST_ANSWERS, move || pools.iter().all(|pool| has_first_answers(pool)));
+    if let Some(limit) = ready_within {
+        running.get_ready(limit)?;
+    }
     for (opened, handles) in running.doors.iter().zip(handles) {
         running.accept(opened, handles);
     }
@@ -157,7 +170,8 @@ fn open_admin(
     given: &mut Vec<Given>,
     beside_own: bool,
 ) -> Result<(Bind, Bound, Bound), StartError> {
-    let socket = match take_given("admin", &bind, given).and_then(|mut sockets| sockets.pop()) {
+    let given = take_given(ADMIN, &bind, given);
+    let socket = match given.and_then(|(mut sockets, _)| sockets.pop()) {
         Some(socket) => socket,
         None => listen::bind_one(&bind, beside_own).map_err(StartError::Admin)?,
     };
@@ -165,12 +179,18 @@ fn open_admin(
     Ok((bind, socket, handle))
 }
 
+/// Whether somebody else listens on the port who has given us sockets, at whatever address.
+fn has_port_of(given: &[Given], bind: &Bind) -> bool {
+    let Bind::Tcp(address) = bind else { return false };
+    given.iter().filter_map(|given| given.socket.local()).any(|a| a.port() == address.port())
+}
+
 fn has_first_answers(pool: &Pool) -> bool {
     pool.upstreams.iter().all(|upstream| upstream.has_first_answer())
 }
 
 /// Raises the soft limit of open files to the hard one; what it is then.
-fn raise_open_files() -> u64 {
+pub fn raise_open_files() -> u64 {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
@@ -246,6 +266,57 @@ impl Running {
         }
     }
 
+    /// Waits until requests can be served.
+    fn get_ready(&self, limit: Duration) -> Result<(), StartError> {
+        let (process, pools) = (self.process.clone(), self.process.snapshot().pools.clone());
+        let clock = process.clock;
+        self.wait_until(FIRST_ANSWERS, move || {
+            pools.iter().all(|pool| pool.has_eligible(clock.now()))
+        });
+        self.wait_until(limit, move || process.is_ready());
+        if self.process.is_ready() { Ok(()) } else { Err(StartError::NotReady(limit)) }
+    }
+
+    /// What another process needs to take over.
+    ///
+    /// # Errors
+    /// There is no descriptor left.
+    pub fn offer(&self) -> std::io::Result<Offer> {
+        let mut sockets = Vec::new();
+        let mut add = |name: &str, bind: &Bind, kept: bool, socket: &Bound| {
+            let (name, bind) = (name.to_owned(), bind.to_string());
+            let socket = socket.try_clone()?.into();
+            sockets.push(Offered { name, bind, kept, socket });
+            Ok::<_, std::io::Error>(())
+        };
+        for opened in &self.doors {
+            let kept = opened.door.is_handed_over();
+            opened.sockets.iter().try_for_each(|s| add(&opened.name, &opened.bind, kept, s))?;
+        }
+        if let Some(admin) = &self.admin {
+            add(ADMIN, &admin.bind, false, &admin.socket)?;
+        }
+        Ok(Offer { sockets, ready: self.process.is_ready() })
+    }
+
+    /// Another process has `taken` sockets and accepts on them: this one leaves that to it.
+    pub fn hand_over(&mut self, taken: &[String]) {
+        let is_taken = |name, bind: &Bind| taken.contains(&label(name, &bind.to_string()));
+        for opened in &self.doors {
+            if is_taken(&opened.name, &opened.bind) {
+                opened.door.hand_over();
+            }
+        }
+        if let Some(admin) = self.admin.take_if(|admin| is_taken(ADMIN, &admin.bind)) {
+            admin.task.abort();
+        }
+    }
+
+    /// Has the control thread do something until the process stops.
+    pub fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
+        self.runtime.spawn(work);
+    }
+
     /// Serves the admin endpoints at `socket`, of which `handle` is another handle.
     fn serve_admin(&self, bind: Bind, socket: Bound, handle: Bound) -> AdminDoor {
         let task = self.runtime.spawn(admin::serve(handle, self.process.clone()));
@@ -272,6 +343,7 @@ impl Running {
         let snapshot = self.process.snapshot();
         self.process.events.emit(&Event::ProxyStarted {
             version: env!("CARGO_PKG_VERSION"),
+            pid: std::process::id(),
             listeners: self.listeners().map(|(n, a)| format!("{n}={a}")).collect(),
             admin: self.admin(),
             workers: self.process.workers,

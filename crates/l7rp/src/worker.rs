@@ -93,7 +93,6 @@ impl Worker {
 
     /// The snapshot for an exchange on a connection that came in at `door`; `listener` becomes
     /// the one that serves it.
-    #[expect(clippy::redundant_allocation, reason = "as for the field")]
     pub fn pin(&self, door: &Door, listener: &mut Arc<Listener>) -> Rc<Arc<Snapshot>> {
         let in_force = self.snapshot();
         let (serving, snapshot) = door.serving(listener, &in_force);

@@ -33,6 +33,7 @@ pub struct Arguments {
     pub serve: Serve,
 }
 
+#[expect(clippy::struct_excessive_bools, reason = "flags are")]
 /// Flags of serving and of checking what would be served.
 #[derive(Args, Clone, Debug)]
 pub struct Serve {

@@ -29,7 +29,8 @@ pub(super) fn run(asked: &Plan) -> ExitCode {
         Ok(view) => view,
         Err(code) => return code,
     };
-    let new = config::view(&new.plan);
+    let mut new = config::view(&new.plan);
+    keep_flags(&old, &mut new);
     let diff = Diff::between(&old, &new);
     let code = print(if asked.json { json(&diff) } else { text::render(&diff, &new) });
     if code == ExitCode::SUCCESS && !diff.is_empty() { ExitCode::from(CHANGES) } else { code }
@@ -37,6 +38,15 @@ pub(super) fn run(asked: &Plan) -> ExitCode {
 
 fn load(path: &Path, no_files: bool) -> Result<Loaded, ExitCode> {
     config::load(path, files(no_files)).map_err(|e| wrong(&e.render(color())))
+}
+
+/// What flags of the running instance have set stays as it is, whatever the file says.
+fn keep_flags(old: &Value, new: &mut Value) {
+    const FLAGS: &str = "by_flags";
+    let keys = old[FLAGS].as_array().into_iter().flatten().filter_map(Value::as_str);
+    for key in keys.chain([FLAGS]) {
+        new[key] = old[key].clone();
+    }
 }
 
 /// The view of what the new configuration is compared with. An error has been told.

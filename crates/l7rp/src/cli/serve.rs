@@ -56,6 +56,7 @@ pub(super) fn read(flags: &Serve, files: Files, severity: Severity) -> Result<Re
     };
     if let Some(bind) = &flags.metrics_bind {
         read.plan.admin.clone_from(&bind.0);
+        read.plan.by_flags.push("admin");
     }
     let tracing = &mut read.plan.tracing;
     if let Some(endpoint) = &flags.tracing_endpoint {
@@ -69,6 +70,10 @@ pub(super) fn read(flags: &Serve, files: Files, severity: Severity) -> Result<Re
         tracing.sample_ratio = ratio;
     }
     tracing.insecure |= flags.tracing_insecure;
+    let of_tracing = [flags.tracing_endpoint.is_some(), flags.tracing_sample_ratio.is_some()];
+    if flags.tracing_insecure || of_tracing.contains(&true) {
+        read.plan.by_flags.push("tracing");
+    }
     Ok(read)
 }
 
@@ -87,7 +92,7 @@ fn from_file(flags: &Serve, files: Files, severity: Severity) -> Result<Read, Un
 fn without_file(flags: &Serve, backends: &str) -> Result<Read, Unusable> {
     let plan =
         config::from_flags(&flags.listen, backends, flags.max_in_flight).map_err(|lines| {
-            let text = lines.iter().map(|line| format!("error: {line}\n")).collect();
+            let text = lines.iter().flat_map(|line| ["error: ", line, "\n"]).collect();
             Unusable { text, lines }
         })?;
     Ok(Read { plan, warnings: String::new(), not_yet: String::new(), not_yet_lines: Vec::new() })

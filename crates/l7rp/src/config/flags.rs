@@ -35,6 +35,7 @@ pub fn from_flags(listen: &str, backends: &str, max_in_flight: u32) -> Result<Pl
             workers: None,
             access_log: true,
             tracing: Tracing { endpoint: String::new(), sample_ratio: 0.01, insecure: true },
+            by_flags: Vec::new(),
             probes_on_data: true,
         }),
         _ => Err(wrongs),

@@ -33,25 +33,10 @@ pub struct Plan {
     pub access_log: bool,
     /// Where spans go.
     pub tracing: Tracing,
+    /// Keys that flags have set, whatever the file says.
+    pub by_flags: Vec<&'static str>,
     /// Answer `/livez` and `/readyz` on the data listeners too (the mode without a file).
     pub probes_on_data: bool,
-}
-
-impl Plan {
-    /// The files that it names.
-    pub fn files(&self) -> Vec<PathBuf> {
-        let mut files = Vec::new();
-        for tls in self.listeners.iter().filter_map(|listener| listener.tls.as_ref()) {
-            files.extend(tls.certs.iter().flat_map(|c| [c.cert.clone(), c.key.clone()]));
-            files.extend(tls.client_auth.iter().map(|auth| auth.ca_file.clone()));
-            files.extend(tls.autocert.iter().filter_map(|autocert| autocert.ca_file.clone()));
-        }
-        for tls in self.pools.iter().map(|pool| &pool.tls) {
-            files.extend(tls.ca_file.clone());
-            files.extend(tls.client_cert.clone().into_iter().flat_map(|(cert, key)| [cert, key]));
-        }
-        files
-    }
 }
 
 /// An address to listen on.

@@ -96,6 +96,7 @@ pub fn plan(reading: &Reading, tree: &Tree, base: &Path, files: Files) -> Checke
         workers: check.workers(file.workers.0),
         access_log: file.access_log.enabled,
         tracing: check.tracing(file),
+        by_flags: Vec::new(),
         probes_on_data: false,
     };
     Checked { plan: Some(plan), wrongs: check.wrongs, warnings: check.warnings }

@@ -31,6 +31,7 @@ pub fn view(plan: &Plan) -> Value {
         workers,
         access_log,
         tracing: Tracing { endpoint, sample_ratio, insecure },
+        by_flags,
         probes_on_data,
     } = plan;
     json!({
@@ -45,6 +46,7 @@ pub fn view(plan: &Plan) -> Value {
         "workers": workers.map_or(json!("auto"), |n| json!(n)),
         "access_log": { "enabled": access_log },
         "tracing": { "endpoint": endpoint, "sample_ratio": sample_ratio, "insecure": insecure },
+        "by_flags": by_flags,
         "probes_on_data": probes_on_data,
     })
 }

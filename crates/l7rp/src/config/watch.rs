@@ -10,6 +10,7 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use super::Plan;
 
+/// How often they are looked at, and for how long they must have been still.
 const EVERY: Duration = Duration::from_secs(1);
 
 /// What a file was like.
@@ -41,7 +42,7 @@ impl Watch {
     /// Watches what `plan` names, and nothing else beside the file itself.
     pub fn also(&mut self, plan: &Plan) {
         let mut before = std::mem::take(&mut self.known);
-        for path in plan.files().into_iter().chain([self.file.clone()]) {
+        for path in files(plan).into_iter().chain([self.file.clone()]) {
             let seen = before.remove(&path).unwrap_or_else(|| look(&path, &Seen::default()));
             self.known.insert(path, seen);
         }
@@ -69,6 +70,21 @@ impl Watch {
         self.restless = changes;
         ready
     }
+}
+
+/// The files that a plan names.
+fn files(plan: &Plan) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for tls in plan.listeners.iter().filter_map(|listener| listener.tls.as_ref()) {
+        files.extend(tls.certs.iter().flat_map(|c| [c.cert.clone(), c.key.clone()]));
+        files.extend(tls.client_auth.iter().map(|auth| auth.ca_file.clone()));
+        files.extend(tls.autocert.iter().filter_map(|autocert| autocert.ca_file.clone()));
+    }
+    for tls in plan.pools.iter().map(|pool| &pool.tls) {
+        files.extend(tls.ca_file.clone());
+        files.extend(tls.client_cert.clone().into_iter().flat_map(|(cert, key)| [cert, key]));
+    }
+    files
 }
 
 fn look(path: &Path, before: &Seen) -> Seen {

@@ -63,19 +63,12 @@ impl Wrong {
 
     /// All of it on one line: `FILE:LINE:COLUMN: KEY: message (help)`.
     pub fn line(&self, source: &Source) -> String {
-        let mut line = source.name.clone();
-        if let Some((number, column)) = self.line_column(source) {
-            line.push_str(&format!(":{number}:{column}"));
-        }
-        let path = printable(&self.path.to_string());
-        if !path.is_empty() {
-            line.push_str(&format!(": {path}"));
-        }
-        line.push_str(&format!(": {}", printable(&self.message)));
-        if let Some(help) = &self.help {
-            line.push_str(&format!(" ({})", printable(help)));
-        }
-        line
+        let at = self.line_column(source).map(|(line, column)| format!(":{line}:{column}"));
+        let path = Some(self.path.to_string()).filter(|path| !path.is_empty());
+        let path = path.map(|path| format!("{path}: "));
+        let help = self.help.as_ref().map(|help| format!(" ({help})"));
+        let [at, path, help] = [at, path, help].map(Option::unwrap_or_default);
+        printable(&format!("{}{at}: {path}{}{help}", source.name, self.message))
     }
 
     /// The order in which wrongs are told: as they are in the file.

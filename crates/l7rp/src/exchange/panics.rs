@@ -38,7 +38,7 @@ fn start(origin: &Origin) -> Running {
     let source = Source { name: "test".into(), text };
     let loaded = parse(&source, "".as_ref(), Files::Ignore).unwrap();
     let events = Events::new(Log::start(std::io::sink()).unwrap(), Level::Error);
-    running::start(loaded.plan, &Arc::new(events), Vec::new()).unwrap()
+    running::start(loaded.plan, &Arc::new(events), 1024, &mut Vec::new(), None).unwrap()
 }
 
 fn origin() -> Origin {

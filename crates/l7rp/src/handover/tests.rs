@@ -19,7 +19,7 @@ fn within(channel: &UnixStream) -> Within<'_> {
 }
 
 fn header(sockets: usize) -> Header {
-    let label = |i| Label { name: "web".to_owned(), bind: format!("127.0.0.1:{i}") };
+    let label = |i| Label { name: "web".to_owned(), bind: format!("127.0.0.1:{i}"), kept: false };
     Header { ready: false, sockets: (0..sockets).map(label).collect() }
 }
 
@@ -49,6 +49,7 @@ fn sockets_arrive_in_order_and_accept() {
         let offered = |(i, listener): (usize, TcpListener)| Offered {
             name: format!("listener {i}"),
             bind: listener.local_addr().unwrap().to_string(),
+            kept: i % 3 == 0,
             socket: listener.into(),
         };
         let sockets: Vec<Offered> = listeners.into_iter().enumerate().map(offered).collect();
@@ -59,8 +60,8 @@ fn sockets_arrive_in_order_and_accept() {
         });
         assert!(received.ready);
         assert_eq!(received.sockets.len(), count);
-        for (i, Offered { name, bind, socket }) in received.sockets.into_iter().enumerate() {
-            assert_eq!(name, format!("listener {i}"));
+        for (i, Offered { name, bind, kept, socket }) in received.sockets.into_iter().enumerate() {
+            assert_eq!((name, kept), (format!("listener {i}"), i % 3 == 0));
             assert!(rustix::io::fcntl_getfd(&socket).unwrap().contains(FdFlags::CLOEXEC));
             let bound = to_bound(socket).unwrap();
             assert_eq!(bound.local().unwrap().to_string(), bind);
@@ -80,6 +81,7 @@ fn names_may_have_any_characters() {
     let sockets = odd.iter().zip(kept).map(|(odd, socket)| Offered {
         name: (*odd).to_owned(),
         bind: format!("unix:/{odd}"),
+        kept: false,
         socket,
     });
     let offer = Offer { sockets: sockets.collect(), ready: false };
@@ -165,8 +167,9 @@ fn what_is_no_message_of_this_version_is_refused() {
 fn an_offer_that_is_too_large_is_not_sent() {
     let (old, _new) = pair();
     let (mut kept, _watched) = marked(1);
-    let offered =
-        Offered { name: "x".repeat(5 << 20), bind: String::new(), socket: kept.pop().unwrap() };
+    let name = "x".repeat(5 << 20);
+    let socket = kept.pop().unwrap();
+    let offered = Offered { name, bind: String::new(), kept: false, socket };
     let error = send(&old, &Offer { sockets: vec![offered], ready: true }).unwrap_err();
     assert!(error.to_string().contains("at most 4194304"), "{error}");
 }

@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::log::Log;
 use crate::clock;
+use crate::config::diff::Items;
 
 /// Severity; lines below the chosen one are not written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
@@ -46,6 +47,7 @@ impl Level {
 pub enum Event {
     ProxyStarted {
         version: &'static str,
+        pid: u32,
         listeners: Vec<String>,
         admin: Option<String>,
         workers: usize,
@@ -109,6 +111,8 @@ pub enum Event {
         kept_tunnels: u64,
         in_flight: u64,
         closed: u64,
+        #[serde(flatten)]
+        changes: Box<AllChanges>,
     },
     ConfigRejected {
         cause: &'static str,
@@ -120,6 +124,22 @@ pub enum Event {
     ReloadIgnored {
         why: &'static str,
     },
+    UpgradeStarted {
+        pid: u32,
+    },
+    UpgradeComplete {
+        pid: u32,
+        took_ms: f64,
+    },
+    UpgradeFailed {
+        why: String,
+    },
+    UpgradeIgnored {
+        why: &'static str,
+    },
+    SocketsUnused {
+        sockets: Vec<String>,
+    },
     ShutdownStarted {
         why: &'static str,
         in_progress: u64,
@@ -129,14 +149,57 @@ pub enum Event {
         grace_ms: u64,
     },
     ShutdownComplete {
-        took_ms: u64,
+        took_ms: f64,
         cut: u64,
         tunnels_closed: u64,
     },
     ShutdownForced {
-        took_ms: u64,
+        took_ms: f64,
         cut: u64,
     },
+}
+
+/// What a reload has changed.
+#[derive(Clone, Debug, Default, Serialize)]
+#[expect(missing_docs, reason = "fields are the names in the line")]
+pub struct AllChanges {
+    pub listeners: Changes,
+    pub routes: Changes,
+    pub pools: Changes,
+    pub upstreams: Changes,
+    pub settings: Vec<String>,
+    pub needs_restart: Vec<String>,
+}
+
+/// What has become of the items of one kind. Long lists are cut, for this is one line.
+#[derive(Clone, Debug, Default, Serialize)]
+#[expect(missing_docs, reason = "fields are the names in the line")]
+pub struct Changes {
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub added: Vec<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub removed: Vec<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub changed: Vec<String>,
+    pub kept: usize,
+}
+
+impl Changes {
+    /// Those of `items`.
+    pub fn of(items: &Items) -> Self {
+        const MOST: usize = 20;
+        let cut = |names: &mut dyn ExactSizeIterator<Item = &String>| {
+            let more = names.len().saturating_sub(MOST);
+            let rest = (more > 0).then(|| format!("and {more} more"));
+            names.take(MOST).cloned().chain(rest).collect()
+        };
+        Self {
+            added: cut(&mut items.added.iter()),
+            removed: cut(&mut items.removed.iter()),
+            changed: cut(&mut items.changed.iter().map(|changed| &changed.name)),
+            kept: items.kept,
+        }
+    }
 }
 
 impl Event {
@@ -147,6 +210,8 @@ impl Event {
             | Self::ProxyStarted { .. }
             | Self::UpstreamResolved { .. }
             | Self::ConfigReloaded { .. }
+            | Self::UpgradeStarted { .. }
+            | Self::UpgradeComplete { .. }
             | Self::ShutdownStarted { .. }
             | Self::ShutdownComplete { .. } => Level::Info,
             Self::UpstreamResolveFailed { .. }
@@ -155,10 +220,13 @@ impl Event {
             | Self::UpstreamError { .. }
             | Self::AcceptFailed { .. }
             | Self::ReloadIgnored { .. }
+            | Self::UpgradeIgnored { .. }
+            | Self::SocketsUnused { .. }
             | Self::ShutdownForced { .. } => Level::Warn,
             Self::WorkerFailed { .. }
             | Self::ExchangePanicked { .. }
-            | Self::ConfigRejected { .. } => Level::Error,
+            | Self::ConfigRejected { .. }
+            | Self::UpgradeFailed { .. } => Level::Error,
         }
     }
 }

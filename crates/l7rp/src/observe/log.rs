@@ -3,10 +3,12 @@
 
 use std::io::Write;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::time::Duration;
 
+/// What a pipe takes as a whole.
+const PIPE_BUF: usize = 4096;
 /// Chunks that wait at most.
 const QUEUE: usize = 256;
 /// Octets that wait at most, in all chunks together.
@@ -30,9 +32,16 @@ pub struct Log {
 struct Shared {
     waiting: AtomicUsize,
     dropped: AtomicU64,
+    with_others: AtomicBool,
 }
 
 impl Log {
+    /// Another process writes to the same place: lines go out in pieces that no other writer of
+    /// a pipe can come between (`PIPE_BUF`).
+    pub fn share(&self) {
+        self.shared.with_others.store(true, Relaxed);
+    }
+
     /// Starts the thread that writes to `out`.
     ///
     /// # Errors
@@ -82,11 +91,29 @@ impl Log {
     }
 }
 
+/// `lines` in pieces of whole lines, of `most` octets if no line is longer.
+fn pieces(mut lines: &[u8], most: usize) -> impl Iterator<Item = &[u8]> {
+    std::iter::from_fn(move || {
+        if lines.is_empty() {
+            return None;
+        }
+        let end = |n: usize| memchr::memrchr(b'\n', &lines[..n]).map(|at| at + 1);
+        let fits = if lines.len() <= most { Some(lines.len()) } else { end(most) };
+        let first = || memchr::memchr(b'\n', lines).map_or(lines.len(), |at| at + 1);
+        let (piece, rest) = lines.split_at(fits.unwrap_or_else(first));
+        lines = rest;
+        Some(piece)
+    })
+}
+
 fn write_all(mut out: impl Write, messages: &Receiver<Message>, shared: &Shared) {
     while let Ok(message) = messages.recv() {
         match message {
             Message::Lines(chunk, count) => {
-                let written = out.write_all(&chunk).and_then(|()| out.flush());
+                let whole = if shared.with_others.load(Relaxed) { PIPE_BUF } else { chunk.len() };
+                let mut pieces = pieces(&chunk, whole);
+                let written = pieces.try_for_each(|piece| out.write_all(piece));
+                let written = written.and_then(|()| out.flush());
                 shared.waiting.fetch_sub(chunk.len(), Relaxed);
                 if written.is_err() {
                     shared.dropped.fetch_add(count, Relaxed);
@@ -129,6 +156,22 @@ mod tests {
 
         fn flush(&mut self) -> std::io::Result<()> {
             Ok(())
+        }
+    }
+
+    #[test]
+    fn pieces_are_whole_lines() {
+        for (lines, most, expected) in [
+            ("", 4, vec![]),
+            ("a\nb\n", 4, vec!["a\nb\n"]),
+            ("a\nb\nc\n", 4, vec!["a\nb\n", "c\n"]),
+            ("abcdef\nb\nc\n", 4, vec!["abcdef\n", "b\nc\n"]),
+            ("a\nbcdef", 4, vec!["a\n", "bcdef"]),
+            ("abc\nabc\n", 4, vec!["abc\n", "abc\n"]),
+        ] {
+            let all: Vec<_> = pieces(lines.as_bytes(), most).collect();
+            let expected: Vec<_> = expected.into_iter().map(str::as_bytes).collect();
+            assert_eq!(all, expected, "{lines:?}");
         }
     }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::Duration;
 
+use l7rp_core::names::Nanos;
 use tokio::sync::mpsc;
 
 use super::{FIRST_ANSWERS, Going, Running, StartError, has_first_answers, open_admin};
@@ -21,8 +22,12 @@ const CLOSED: Duration = Duration::from_secs(2);
 /// What a reload has come to.
 #[derive(Debug)]
 pub struct Reloaded {
-    /// The plan before.
+    /// What was in force before.
     pub before: Arc<Snapshot>,
+    /// When the plan came in force. What was left behind is closed after that.
+    pub in_force: Nanos,
+    /// Another number of workers was asked for, which takes a new process.
+    pub workers_stay: bool,
     /// The generation that is in force now.
     pub generation: u64,
     /// What went on, and was left alone.
@@ -37,8 +42,14 @@ struct Opening {
     doors: Vec<(Opened, Vec<Vec<Bound>>)>,
     /// For each listener, which door of the process or, counted on from there, of `doors`.
     of_listeners: Vec<usize>,
-    /// `None`: the admin endpoints stay where they are.
-    admin: Option<Option<(Bind, Bound, Bound)>>,
+    admin: Admin,
+}
+
+/// What becomes of the admin endpoints.
+enum Admin {
+    Stays,
+    Goes,
+    Moves(Bind, Bound, Bound),
 }
 
 impl Running {
@@ -49,7 +60,8 @@ impl Running {
     pub fn reload(&mut self, mut plan: Plan) -> Result<Reloaded, StartError> {
         let before = Going::on(&self.process);
         // Threads stay as they are; the next start brings others.
-        plan.workers = self.process.snapshot().plan.workers;
+        let workers = self.process.snapshot().plan.workers;
+        let workers_stay = std::mem::replace(&mut plan.workers, workers) != workers;
         let Opening { doors, of_listeners, admin } = self.open_for(&plan)?;
         let was_open = self.doors.len();
         let (doors, handles): (Vec<_>, Vec<_>) = doors.into_iter().unzip();
@@ -58,6 +70,7 @@ impl Running {
         let new = self.process.prepare(plan, &doors);
         self.warm_up(&new);
         let old = self.process.put_in_force(new);
+        let in_force = self.process.clock.now();
         let snapshot = self.process.snapshot();
         for (&ix, listener) in of_listeners.iter().zip(&snapshot.plan.listeners) {
             self.doors[ix].name.clone_from(&listener.name);
@@ -66,16 +79,12 @@ impl Running {
             self.accept(opened, handles);
         }
         self.upkeep.keep(&snapshot.pools);
-        if let Some(admin) = admin {
-            let admin = admin.map(|(bind, one, other)| self.serve_admin(bind, one, other));
-            if let Some(old) = std::mem::replace(&mut self.admin, admin) {
-                old.task.abort();
-            }
-        }
+        self.move_admin(admin);
         let going = Going::on(&self.process);
         self.close_all_but(&of_listeners, &old);
         let closed = (going.cut + going.tunnels_closed) - (before.cut + before.tunnels_closed);
-        Ok(Reloaded { before: old, generation: self.process.generation(), going, closed })
+        let generation = self.process.generation();
+        Ok(Reloaded { before: old, in_force, workers_stay, generation, going, closed })
     }
 
     /// Opens what `plan` needs and is not open.
@@ -99,15 +108,26 @@ impl Running {
             doors.push((opened, handles));
         }
         let admin = match (&self.admin, &plan.admin) {
-            (Some(old), Some(bind)) if old.bind == *bind => None,
-            (None, None) => None,
-            (_, None) => Some(None),
+            (Some(old), Some(bind)) if old.bind == *bind => Admin::Stays,
+            (_, None) => Admin::Goes,
             (_, Some(bind)) => {
                 let beside_own = self.has_port_of(bind);
-                Some(Some(open_admin(bind.clone(), &mut Vec::new(), beside_own)?))
+                let (bind, one, other) = open_admin(bind.clone(), &mut Vec::new(), beside_own)?;
+                Admin::Moves(bind, one, other)
             }
         };
         Ok(Opening { doors, of_listeners, admin })
+    }
+
+    fn move_admin(&mut self, admin: Admin) {
+        let new = match admin {
+            Admin::Stays => return,
+            Admin::Goes => None,
+            Admin::Moves(bind, one, other) => Some(self.serve_admin(bind, one, other)),
+        };
+        if let Some(old) = std::mem::replace(&mut self.admin, new) {
+            old.task.abort();
+        }
     }
 
     /// Whether this process listens on the port, at whatever address.

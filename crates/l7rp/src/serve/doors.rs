@@ -30,6 +30,8 @@ pub struct Given {
     pub name: String,
     /// The address as the one who hands it over has configured it, if that is known.
     pub bind: Option<String>,
+    /// Whoever handed it over has it still, and looks after it when this process has ended.
+    pub kept: bool,
     /// The socket.
     pub socket: Bound,
 }
@@ -85,12 +87,18 @@ impl Opened {
         beside_own: bool,
     ) -> Result<Self, OpenError> {
         let (name, bind) = (listener.name.clone(), listener.bind.clone());
+        let door = Arc::new(Door::new(id));
         let sockets = match take_given(&name, &bind, given) {
-            Some(sockets) => sockets,
+            Some((sockets, kept)) => {
+                if kept {
+                    door.hand_over();
+                }
+                sockets
+            }
             None => listen::bind(&bind, workers, beside_own)
                 .map_err(|error| OpenError { listener: name.clone(), error })?,
         };
-        Ok(Self { door: Arc::new(Door::new(id)), name, bind, sockets })
+        Ok(Self { door, name, bind, sockets })
     }
 
     /// Nobody shall come in any more. The sockets are closed when the workers have closed their
@@ -127,15 +135,17 @@ impl Opened {
     }
 }
 
-/// The sockets given for the listener `name` at `bind`.
-pub fn take_given(name: &str, bind: &Bind, given: &mut Vec<Given>) -> Option<Vec<Bound>> {
+/// The sockets given for the listener `name` at `bind`, and whether somebody else keeps them.
+pub fn take_given(name: &str, bind: &Bind, given: &mut Vec<Given>) -> Option<(Vec<Bound>, bool)> {
     let text = bind.to_string();
     let fits = |given: &Given| match &given.bind {
         Some(bind) => *bind == text && (given.name == name || !is_any_port(bind)),
         None => given.name == name || given.socket.local().is_some_and(|a| a.to_string() == text),
     };
-    let taken: Vec<_> = given.extract_if(.., |given| fits(given)).map(|g| g.socket).collect();
-    (!taken.is_empty()).then_some(taken)
+    let taken: Vec<_> = given.extract_if(.., |given| fits(given)).collect();
+    let kept = taken.iter().any(|given| given.kept);
+    let sockets: Vec<_> = taken.into_iter().map(|given| given.socket).collect();
+    (!sockets.is_empty()).then_some((sockets, kept))
 }
 
 fn is_any_port(bind: &str) -> bool {

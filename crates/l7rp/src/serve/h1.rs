@@ -55,6 +55,12 @@ pub async fn serve(worker: &Rc<Worker>, mut listener: Arc<Listener>, mut client:
             }
         }
     }
+    // Whoever is just sending a request into the end of a drain should read that the connection
+    // ends, and not that it breaks.
+    if worker.process.is_draining() {
+        let until = worker.process.clock.now().plus(LAST_CALL / 2);
+        client.linger(&worker.buffers, until).await;
+    }
 }
 
 /// What arrived during the last exchange, or an empty buffer.

@@ -3,6 +3,7 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -197,6 +198,15 @@ fn bind_unix(path: &Path, workers: usize) -> io::Result<Vec<Bound>> {
     }
     all.push(Bound::Unix(first));
     Ok(all)
+}
+
+impl From<Bound> for OwnedFd {
+    fn from(bound: Bound) -> Self {
+        match bound {
+            Bound::Tcp(listener) => listener.into(),
+            Bound::Unix(listener) => listener.into(),
+        }
+    }
 }
 
 impl Bound {

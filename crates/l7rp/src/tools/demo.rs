@@ -81,7 +81,9 @@ pub fn start(wish: Wish, log: Log) -> Result<Demo, String> {
     // Without the access log, only what is worth attention may come between the lines.
     let least = if wish.access_log { Level::Info } else { Level::Warn };
     let events = Arc::new(Events::new(log, least));
-    let running = running::start(loaded.plan, &events, Vec::new()).map_err(|e| e.to_string())?;
+    let running =
+        running::start(loaded.plan, &events, running::raise_open_files(), &mut Vec::new(), None)
+            .map_err(|e| e.to_string())?;
     wait_until_ready(&running);
     let text = words(&running, wish, &backends, &source.text);
     Ok(Demo { running, _backends: backends, text })
