@@ -156,3 +156,107 @@ fn is_any_port(bind: &str) -> bool {
 pub fn real_address(bind: &Bind, socket: Option<&Bound>) -> String {
     socket.and_then(Bound::local).map_or_else(|| bind.to_string(), |a| a.to_string())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::plan::Plan;
+    use std::net::TcpListener;
+
+    fn listeners(all: &[(&str, &str)]) -> Vec<plan::Listener> {
+        let Plan { listeners, .. } =
+            crate::config::from_flags("127.0.0.1:0", "http://127.0.0.1:1", 1).unwrap();
+        let like = |(name, bind): &(&str, &str)| plan::Listener {
+            name: (*name).to_owned(),
+            bind: bind.parse().map_or_else(|_| Bind::Unix((*bind).into()), Bind::Tcp),
+            ..listeners[0].clone()
+        };
+        all.iter().map(like).collect()
+    }
+
+    #[test]
+    fn an_address_that_stays_stays_open_whatever_it_is_called() {
+        for (open, wanted, found) in [
+            (&[("a", "127.0.0.1:1")][..], &[("a", "127.0.0.1:1")][..], &[Some(0)][..]),
+            (&[("a", "127.0.0.1:1")], &[("b", "127.0.0.1:1")], &[Some(0)]),
+            (&[("a", "127.0.0.1:1")], &[("a", "127.0.0.1:2")], &[None]),
+            (
+                &[("a", "127.0.0.1:1"), ("b", "127.0.0.1:2")],
+                &[("a", "127.0.0.1:2"), ("b", "127.0.0.1:1")],
+                &[Some(1), Some(0)],
+            ),
+            // Port 0 is not the same port for another listener.
+            (
+                &[("a", "127.0.0.1:0"), ("b", "127.0.0.1:0")],
+                &[("b", "127.0.0.1:0"), ("c", "127.0.0.1:0")],
+                &[Some(1), None],
+            ),
+            (&[("a", "/run/x")], &[("b", "/run/x"), ("c", "/run/y")], &[Some(0), None]),
+        ] {
+            let open = listeners(open);
+            let open: Vec<_> = open.iter().map(|l| (l.name.as_str(), &l.bind)).collect();
+            assert_eq!(already_open(&listeners(wanted), &open), found, "{wanted:?}");
+        }
+    }
+
+    fn opened(sockets: usize) -> Opened {
+        let socket = |_| Bound::Tcp(TcpListener::bind("127.0.0.1:0").unwrap());
+        Opened {
+            door: Arc::new(Door::new(0)),
+            name: "a".into(),
+            bind: Bind::Tcp(([127, 0, 0, 1], 0).into()),
+            sockets: (0..sockets).map(socket).collect(),
+        }
+    }
+
+    #[test]
+    fn each_socket_has_a_worker_and_each_worker_a_socket() {
+        for sockets in 1..6 {
+            for workers in 1..6 {
+                let opened = opened(sockets);
+                let handles = opened.handles(workers).unwrap();
+                assert_eq!(handles.len(), workers);
+                assert!(handles.iter().all(|of_worker| !of_worker.is_empty()));
+                let served = handles.iter().flatten().filter_map(Bound::local);
+                let served: Vec<_> = served.collect();
+                for address in opened.sockets.iter().filter_map(Bound::local) {
+                    let count = served.iter().filter(|other| **other == address).count();
+                    let shared = workers > sockets;
+                    assert!(count == 1 || shared && count > 0, "{sockets} {workers} {count}");
+                }
+            }
+        }
+    }
+
+    fn given(name: &str, bind: Option<&str>) -> Given {
+        let socket = Bound::Tcp(TcpListener::bind("127.0.0.1:0").unwrap());
+        Given { name: name.into(), bind: bind.map(str::to_owned), kept: bind.is_none(), socket }
+    }
+
+    #[test]
+    fn given_sockets_are_found_by_name_or_address() {
+        let any = Bind::Tcp(([127, 0, 0, 1], 0).into());
+        let fixed = Bind::Tcp(([127, 0, 0, 1], 80).into());
+        for (offered, name, bind, fits) in [
+            // Of a service manager: by name.
+            (given("a", None), "a", &fixed, true),
+            (given("b", None), "a", &fixed, false),
+            // Of the process before: by its address, and by name too if that says nothing.
+            (given("b", Some("127.0.0.1:80")), "a", &fixed, true),
+            (given("a", Some("127.0.0.1:81")), "a", &fixed, false),
+            (given("a", Some("127.0.0.1:0")), "a", &any, true),
+            (given("b", Some("127.0.0.1:0")), "a", &any, false),
+        ] {
+            let kept = offered.kept;
+            let mut all = vec![offered];
+            let taken = take_given(name, bind, &mut all);
+            assert_eq!(taken.is_some(), fits, "{name} {bind}");
+            assert_eq!(all.is_empty(), fits);
+            assert!(taken.is_none_or(|(sockets, k)| sockets.len() == 1 && k == kept));
+        }
+        // Of a service manager that gives no names: by its real address.
+        let unnamed = given("unknown", None);
+        let bind = Bind::Tcp(unnamed.socket.local().unwrap());
+        assert!(take_given("a", &bind, &mut vec![unnamed]).is_some());
+    }
+}
