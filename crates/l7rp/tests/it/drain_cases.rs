@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use l7rp_testkit::{Client, Gate, Origin, Proxy, SOON, Signal, eventually, let_pass, reply};
 
 use crate::load::Target;
-use crate::setup::{PROGRAM, get, over};
+use crate::setup::{PROGRAM, get, over, start};
 use crate::upgrade::{self, echoes};
 
 fn ms(n: u64) -> Duration {
@@ -288,6 +288,21 @@ fn hang_up_while_it_drains_changes_nothing() {
     drop((tunnel, hangs));
     assert_eq!(proxy.wait_exit(SOON), 0);
     assert!(proxy.events("config_reloaded").is_empty());
+}
+
+#[test]
+fn socket_files_go_with_the_process() {
+    let yaml = over(&[&Origin::refusing()])
+        .top("admin: { bind: \"unix:{dir}/admin.sock\" }")
+        .yaml()
+        .replace("127.0.0.1:0", "unix:{dir}/web.sock");
+    let mut proxy = start(&yaml);
+    let files = ["web.sock", "admin.sock"].map(|name| proxy.directory().join(name));
+    assert!(files.iter().all(|file| file.exists()));
+    proxy.signal(Signal::TERM);
+    assert_eq!(proxy.wait_exit(SOON), 0);
+    let left: Vec<_> = files.iter().filter(|file| file.exists()).collect();
+    assert!(left.is_empty(), "{left:?}");
 }
 
 #[test]

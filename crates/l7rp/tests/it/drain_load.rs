@@ -4,7 +4,7 @@
 use std::thread;
 use std::time::Duration;
 
-use l7rp_testkit::{Client, Gate, Origin, Proxy, SOON, Signal, eventually, reply};
+use l7rp_testkit::{Client, Gate, Origin, Proxy, SOON, Signal, eventually, let_pass, reply};
 
 use crate::load::{self, Load, Target};
 use crate::setup::{get, over, start};
@@ -165,7 +165,7 @@ fn slow_messages_both_ways_are_finished() {
         if call.request.target() == "/down" {
             call.send(format!("HTTP/1.1 200 OK\r\nContent-Length: {PIECES}\r\n\r\n"));
             for _ in 0..PIECES {
-                l7rp_testkit::let_pass(Duration::from_millis(100));
+                let_pass(Duration::from_millis(100));
                 call.send("x");
             }
         }
@@ -200,7 +200,7 @@ fn slow_messages_both_ways_are_finished() {
 /// Sends so many pieces, slowly, and reads what comes of it.
 fn upload(mut client: Client, pieces: usize, is_chunked: bool) {
     for _ in 0..pieces {
-        l7rp_testkit::let_pass(Duration::from_millis(100));
+        let_pass(Duration::from_millis(100));
         client.send(if is_chunked { "1\r\nu\r\n" } else { "u" });
     }
     if is_chunked {
@@ -210,4 +210,48 @@ fn upload(mut client: Client, pieces: usize, is_chunked: bool) {
     assert_eq!(answer.status(), 200);
     assert!(answer.text().ends_with(&"u".repeat(pieces)), "{answer:?}");
     assert_eq!(answer.get("connection"), Some("close"));
+}
+
+/// What became of a request that was sent about when its connection is closed.
+#[derive(Debug, PartialEq, Eq)]
+enum Late {
+    /// The end had come before it was sent.
+    Closed,
+    Answered,
+    /// The end came instead of an answer.
+    Crossed,
+}
+
+fn ask_late(client: &mut Client) -> Late {
+    if client.is_closed_within(Duration::from_millis(1)) {
+        return Late::Closed;
+    }
+    client.send(get("a.test", "/", ""));
+    match client.wire.read_head().expect("an answer or an end in order, not a reset") {
+        Some(head) if head.status() == 200 => Late::Answered,
+        Some(head) => panic!("{head:?}"),
+        None => Late::Crossed,
+    }
+}
+
+#[test]
+fn a_request_that_crosses_the_end_of_its_connection_is_not_reset() {
+    const MANY: u32 = 300;
+    let origin = Origin::start(reply::name("x"));
+    let mut proxy = over(&[&origin]).start();
+    let mut kept: Vec<Client> = (0..MANY).map(|_| proxy.client()).collect();
+    for client in &mut kept {
+        assert_eq!(client.get("/").status(), 200);
+    }
+    proxy.signal(Signal::TERM);
+    proxy.wait_for_event("shutdown_started", |_| true, SOON);
+    // Idle ones are closed half a second after the beginning.
+    let_pass(Duration::from_millis(300));
+    let late: Vec<_> = kept.iter_mut().map(ask_late).collect();
+    let count = |kind| late.iter().filter(|late| **late == kind).count();
+    let (answered, closed) = (count(Late::Answered), count(Late::Closed));
+    assert!(answered > 0 && closed > 0, "{answered} answered, {closed} closed");
+    assert!(count(Late::Crossed) <= 3, "few can be sent just when it is closed: {late:?}");
+    drop(kept);
+    assert_eq!(proxy.wait_exit(SOON), 0);
 }

@@ -28,18 +28,19 @@ pub struct Family {
 impl Family {
     /// Starts the first one with this file.
     pub fn start(yaml: &str) -> Self {
-        Self::start_with(yaml, |_| {})
+        Self::start_by(yaml, |program| {
+            let mut command = Command::new(program);
+            command.stdin(Stdio::null()).stderr(Stdio::piped());
+            command
+        })
     }
 
-    /// As [`Family::start`]; `change` may add to its command.
-    pub fn start_with(yaml: &str, change: impl FnOnce(&mut Command)) -> Self {
+    /// As [`Family::start`], with a command that runs the program at this path.
+    pub fn start_by(yaml: &str, command: impl FnOnce(&Path) -> Command) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         let link = directory.path().join("l7rp");
         std::os::unix::fs::symlink(PROGRAM, &link).expect("a link");
-        let mut command = Command::new(&link);
-        command.stdin(Stdio::null()).stderr(Stdio::piped());
-        change(&mut command);
-        let first = Proxy::start_by(&mut command, yaml);
+        let first = Proxy::start_by(&mut command(&link), yaml);
         Self { pid: first.pid(), first, link, _directory: directory }
     }
 
@@ -99,7 +100,7 @@ impl Family {
 
     /// Ends the one that serves in order, and waits for the end of all.
     #[track_caller]
-    pub fn end(mut self) {
+    pub fn end(&mut self) {
         self.signal(Signal::TERM);
         assert!(within(SOON, || is_gone(self.pid).then_some(())).is_some(), "{} runs", self.pid);
         assert_eq!(self.first.wait_exit(SOON), 0);

@@ -46,6 +46,7 @@ mod retry_budget;
 mod retry_times;
 mod reuse;
 mod routing;
+mod service_manager;
 mod setup;
 mod shedding;
 mod slow;

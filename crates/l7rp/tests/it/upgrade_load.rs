@@ -152,17 +152,21 @@ fn a_listener_that_goes_is_emptied_under_load() {
     family.end();
 }
 
+const CHECKED: &str = "health: { active: { path: /healthz, interval: 2s, timeout: 1s } }";
+
+/// Health checks take a while, so that a new process is not ready at once.
+fn late_checks(call: &mut Call<'_>) -> Then {
+    if call.request.target() == "/healthz" {
+        let_pass(Duration::from_millis(400));
+        return reply::name("fine")(call);
+    }
+    load::answer(call)
+}
+
 #[test]
 fn the_new_process_accepts_nothing_before_its_backends_are_ready() {
-    let origin = Origin::start(|call| {
-        if call.request.target() == "/healthz" {
-            let_pass(Duration::from_millis(400));
-            return reply::name("fine")(call);
-        }
-        load::answer(call)
-    });
-    let health = "health: { active: { path: /healthz, interval: 1s, timeout: 2s } }";
-    let mut family = Family::start(&over(&[&origin]).pool(health).yaml());
+    let origin = Origin::start(late_checks);
+    let mut family = Family::start(&over(&[&origin]).pool(CHECKED).yaml());
     eventually(SOON, || family.first.ask_admin("/readyz").status() == 204);
     let load = Load::start(&Target::Tcp(family.first.address()), 4, 4);
     for _ in 0..2 {
@@ -175,26 +179,38 @@ fn the_new_process_accepts_nothing_before_its_backends_are_ready() {
     family.end();
 }
 
-#[test]
-fn readiness_does_not_waver_during_upgrades() {
-    let origin = Origin::start(reply::name("x"));
-    let mut family = Family::start(&over(&[&origin]).yaml());
+/// Asks the admin endpoints all the while that upgrades go on; all that was no good answer.
+fn answers_during_upgrades(mut family: Family) -> Vec<String> {
+    eventually(SOON, || family.first.ask_admin("/readyz").status() == 204);
     let admin = Target::Tcp(family.first.admin());
     let enough = Arc::new(AtomicBool::new(false));
-    let pollers: Vec<_> = ["/readyz", "/livez", "/metrics", "/readyz"]
-        .map(|path| {
-            let (admin, enough) = (admin.clone(), enough.clone());
-            thread::spawn(move || poll(&admin, path, &enough))
-        })
-        .into();
-    for _ in 0..5 {
+    let pollers = ["/readyz", "/livez", "/metrics", "/readyz"].map(|path| {
+        let (admin, enough) = (admin.clone(), enough.clone());
+        thread::spawn(move || poll(&admin, path, &enough))
+    });
+    for _ in 0..4 {
         family.upgrade();
         let_pass(Duration::from_millis(100));
     }
     enough.store(true, SeqCst);
-    let failures: Vec<_> = pollers.into_iter().flat_map(|p| p.join().expect("it asks")).collect();
-    assert!(failures.is_empty(), "{failures:#?}");
+    let failures = pollers.into_iter().flat_map(|p| p.join().expect("it asks")).collect();
     family.end();
+    failures
+}
+
+#[test]
+fn readiness_does_not_waver_during_upgrades() {
+    let origin = Origin::start(reply::name("x"));
+    let failures = answers_during_upgrades(Family::start(&over(&[&origin]).yaml()));
+    assert!(failures.is_empty(), "{} times, at first {:?}", failures.len(), failures[0]);
+}
+
+#[test]
+fn a_process_that_is_not_ready_yet_does_not_speak_for_the_one_that_is() {
+    let origin = Origin::start(late_checks);
+    let family = Family::start(&over(&[&origin]).pool(CHECKED).yaml());
+    let failures = answers_during_upgrades(family);
+    assert!(failures.is_empty(), "{} times, at first {:?}", failures.len(), failures[0]);
 }
 
 /// Asks until it is enough; all that was no good answer.
