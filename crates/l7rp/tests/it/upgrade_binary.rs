@@ -25,6 +25,8 @@ fn a_new_process_takes_over_and_the_old_one_ends_after_its_requests() {
     let mut busy = family.first.client();
     busy.send(get("a.test", "/held", ""));
     eventually(SOON, || origin.requests() == 1);
+    let mut idle = family.first.client();
+    assert_eq!(idle.get("/").text(), "x");
     let new = family.upgrade();
     assert_ne!(new, old);
     let complete = family.first.wait_for_event("upgrade_complete", |e| e["pid"] == new, SOON);
@@ -34,7 +36,8 @@ fn a_new_process_takes_over_and_the_old_one_ends_after_its_requests() {
     assert_eq!((&before["listeners"], &before["admin"]), (&after["listeners"], &after["admin"]));
     let drains = |e: &Value| e["why"] == "SIGUSR2" && e["in_progress"] == 1;
     family.first.wait_for_event("shutdown_started", drains, SOON);
-    // The endpoints are the new one's: it has seen one request, and no tunnel or connection.
+    // The old one accepts nothing any more when it closes what is idle.
+    assert!(idle.is_closed_within(SOON));
     assert_eq!(family.first.get("/new").text(), "x");
     eventually(SOON, || family.first.metrics().sum("proxy_requests_total", &[]) == 1.0);
     assert_eq!(family.first.ask_admin("/readyz").status(), 204);
@@ -57,6 +60,8 @@ fn settled(family: &Family, expected: usize) -> bool {
 /// Has an upgrade fail, and checks that nothing has come of it: `kept` is a connection from before.
 #[track_caller]
 fn fails_without_a_trace(family: &Family, kept: &mut Client, reason: &str) {
+    // These endpoints open what they hold in reserve when they are first asked.
+    family.first.ask_admin("/readyz");
     let before = descriptors(family.pid);
     let tried = family.upgrade_fails(reason);
     assert!(tried.is_none_or(|pid| is_gone(pid)), "who has failed has ended");
@@ -79,6 +84,8 @@ fn a_program_that_cannot_take_over_changes_nothing() {
     let mut family = Family::start(&over(&[&origin]).one_worker().yaml());
     let mut kept = family.first.client();
     assert_eq!(kept.get("/").status(), 200);
+    family.first.ask_admin("/readyz");
+    let before = descriptors(family.pid);
     family.remove_program();
     fails_without_a_trace(&family, &mut kept, "No such file");
     family.replace_program(HANGING.0, 0o644);
@@ -93,6 +100,7 @@ fn a_program_that_cannot_take_over_changes_nothing() {
     family.replace_program("#!/bin/sh\necho nonsense >&0\n", 0o755);
     fails_without_a_trace(&family, &mut kept, "");
     assert_eq!(family.first.events("upgrade_failed").len(), 6);
+    assert!(settled(&family, before));
     assert!(family.first.events("shutdown_started").is_empty());
     family.restore_program();
     family.upgrade();
@@ -208,11 +216,11 @@ fn the_new_process_serves_the_changed_file() {
     };
     assert_eq!((at("web"), at("goes")), (Some(web), None));
     let comes = at("comes").expect("it listens");
-    for address in [web, comes] {
-        assert_eq!(Client::connect(address).get("/").text(), "two");
-    }
     for mut client in [idle, kept] {
         assert!(client.is_closed_within(SOON), "the old one closes in order");
+    }
+    for address in [web, comes] {
+        assert_eq!(Client::connect(address).get("/").text(), "two");
     }
     eventually(SOON, || Target::Tcp(goes).connect().is_err());
     assert_eq!(family.first.wait_end(SOON), 0);
