@@ -279,6 +279,43 @@ fn any_second_signal_ends_at_once_and_tells_what_it_cut() {
 }
 
 #[test]
+fn two_signals_at_once_are_one() {
+    let gate = Gate::default();
+    let origin = Origin::start(reply::held("late", &gate));
+    let mut proxy = over(&[&origin]).start();
+    let mut client = proxy.client();
+    client.send(get("a.test", "/", ""));
+    eventually(SOON, || origin.requests() == 1);
+    proxy.signal(Signal::TERM);
+    proxy.signal(Signal::INT);
+    eventually(SOON, || Target::Tcp(proxy.address()).connect().is_err());
+    gate.open();
+    assert_eq!(client.response().text(), "late");
+    assert_eq!(proxy.wait_exit(SOON), 0);
+}
+
+#[test]
+fn a_slow_reader_gets_all_of_a_long_answer() {
+    let origin = Origin::start(reply::told);
+    let mut proxy = over(&[&origin]).start();
+    let mut client = proxy.client();
+    client.send(get("a.test", "/big", ""));
+    let head = client.head();
+    let length: usize = head.get("content-length").and_then(|n| n.parse().ok()).expect("a length");
+    proxy.signal(Signal::TERM);
+    eventually(SOON, || Target::Tcp(proxy.address()).connect().is_err());
+    let mut got = 0;
+    for _ in 0..5 {
+        let_pass(ms(100));
+        got += client.wire.read_exact(64 << 10).expect("more of it").len();
+    }
+    let rest = client.wire.read_to_end().expect("all of it, and an end in order");
+    assert_eq!(got + rest.len(), length);
+    assert_eq!(proxy.wait_exit(SOON), 0);
+    proxy.wait_for_event("shutdown_complete", |e| e["cut"] == 0, SOON);
+}
+
+#[test]
 fn hang_up_while_it_drains_changes_nothing() {
     let (mut proxy, mut tunnel, hangs) = draining(Signal::TERM, "drain: { timeout: 2s }");
     let_pass(ms(150));

@@ -11,7 +11,7 @@ use l7rp_testkit::{Client, Gate, Origin, Proxy, SOON, Signal, eventually, let_pa
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::family::Family;
-use crate::load::Target;
+use crate::load::{self, Load, Target};
 use crate::setup::{PROGRAM, get, over};
 
 /// A service manager, as far as a service sees one.
@@ -321,6 +321,29 @@ fn connections_wait_for_the_next_start_while_the_manager_keeps_the_socket() {
             waiting.push(client);
         }
     }
+}
+
+#[test]
+fn a_restart_under_load_loses_nothing_while_the_manager_keeps_the_socket() {
+    let origin = Origin::start(load::answer);
+    let yaml = over(&[&origin]).top("workers: 2").yaml();
+    let (listener, _) = listen();
+    let target = Target::Tcp(listener.local_addr().expect("an address"));
+    let mut served = Vec::new();
+    let load = Load::start(&target, 4, 4);
+    for _ in 0..4 {
+        let mut command = passing(Path::new(PROGRAM), "web", handle(&listener), None);
+        let mut proxy = Proxy::start_by(&mut command, &yaml);
+        load.goes_on(100);
+        proxy.signal(Signal::TERM);
+        assert_eq!(proxy.wait_exit(SOON), 0);
+        served.extend(proxy.events("request_completed"));
+    }
+    let mut command = passing(Path::new(PROGRAM), "web", handle(&listener), None);
+    let _last = Proxy::start_by(&mut command, &yaml);
+    load.goes_on(100);
+    load.end();
+    assert!(served.iter().all(|line| line["status"] == 200));
 }
 
 /// A Unix-domain socket of the manager's, and a file for whoever gets a handle of it.

@@ -229,6 +229,54 @@ fn the_new_process_serves_the_changed_file() {
 }
 
 #[test]
+fn the_delay_of_a_drain_is_not_waited_for() {
+    let origin = Origin::start(reply::name("x"));
+    let mut family = Family::start(&over(&[&origin]).top("drain: { delay: 1m }").yaml());
+    family.upgrade();
+    assert_eq!(family.first.wait_end(SOON), 0);
+    family.first.wait_for_event("shutdown_started", |e| e["delay_ms"] == 0, SOON);
+    send(family.pid, Signal::KILL);
+}
+
+#[test]
+fn the_admin_endpoints_can_move_with_an_upgrade() {
+    let origin = Origin::start(reply::name("x"));
+    let yaml = over(&[&origin]).yaml();
+    let mut family = Family::start(&yaml);
+    let before = family.first.admin();
+    family.first.rewrite(&format!("{yaml}\nadmin: {{ bind: \"127.0.0.2:0\" }}\n"));
+    let new = family.upgrade();
+    let started = family.started(new);
+    let after: SocketAddr = started["admin"].as_str().and_then(|a| a.parse().ok()).expect("one");
+    assert_eq!(after.ip().to_string(), "127.0.0.2");
+    assert_eq!(Client::connect(after).get("/readyz").status(), 204);
+    assert_eq!(family.first.wait_end(SOON), 0);
+    assert!(Target::Tcp(before).connect().is_err());
+    assert_eq!(family.first.get("/").text(), "x");
+    family.end();
+}
+
+#[test]
+fn without_descriptors_there_is_no_upgrade_and_no_harm() {
+    let origin = Origin::start(reply::name("x"));
+    let mut family = Family::start(&over(&[&origin]).one_worker().yaml());
+    let mut kept = family.first.client();
+    assert_eq!(kept.get("/").status(), 200);
+    // So few that not even the offer can be made; connections that exist need none.
+    for more in [0, 1, 2] {
+        family.first.limit_descriptors(descriptors(family.pid) + more);
+        let tried = family.upgrade_fails("");
+        assert!(tried.is_none_or(is_gone));
+        assert_eq!(kept.get("/").status(), 200);
+    }
+    family.first.limit_descriptors(4096);
+    family.upgrade();
+    assert!(kept.is_closed_within(SOON));
+    assert_eq!(family.first.wait_end(SOON), 0);
+    family.end();
+}
+
+#[test]
 fn connections_that_wait_to_be_accepted_survive_an_upgrade() {
     const MANY: usize = 100;
     let origin = Origin::start(reply::name("x"));

@@ -1,11 +1,12 @@
 //! Upgrades under load lose nothing, however many follow one another.
 
+use std::io::ErrorKind;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use l7rp_testkit::{Call, Client, Origin, SOON, Then, eventually, let_pass, reply, within};
+use l7rp_testkit::{Call, Client, Origin, SOON, Signal, Then, eventually, let_pass, reply, within};
 
 use crate::family::{Family, descriptors, is_gone};
 use crate::load::{self, Load, Target};
@@ -230,6 +231,51 @@ fn poll(admin: &Target, path: &str, enough: &AtomicBool) -> Vec<String> {
         let_pass(Duration::from_millis(1));
     }
     failures
+}
+
+#[test]
+fn a_connection_that_asks_for_readiness_is_not_told_to_go_elsewhere() {
+    let origin = Origin::start(all_kinds);
+    let mut family = Family::start(&over(&[&origin]).yaml());
+    let mut balancer = Client::connect(family.first.admin());
+    assert_eq!(balancer.get("/readyz").status(), 204);
+    // It keeps the old one alive.
+    let mut tunnel = upgrade::open(&family.first);
+    family.upgrade();
+    family.first.wait_for_event("shutdown_started", |_| true, SOON);
+    let_pass(Duration::from_millis(100));
+    // Either there is still an answer for the service, or the connection has ended in order.
+    let _ = balancer.wire.write(b"GET /readyz HTTP/1.1\r\nHost: admin\r\n\r\n");
+    let answer = balancer.wire.read_head().ok().flatten();
+    assert!(answer.as_ref().is_none_or(|answer| answer.status() == 204), "{answer:?}");
+    assert_eq!(family.first.ask_admin("/readyz").status(), 204);
+    echoes(&mut tunnel, "still here");
+    drop(tunnel);
+    assert_eq!(family.first.wait_end(SOON), 0);
+    family.end();
+}
+
+#[test]
+fn the_end_of_the_new_one_closes_the_port_though_the_old_one_still_drains() {
+    let origin = Origin::start(all_kinds);
+    let mut family = Family::start(&over(&[&origin]).top("workers: 2").yaml());
+    let address = family.first.address();
+    let mut tunnel = upgrade::open(&family.first);
+    let load = Load::start(&Target::Tcp(address), 4, 4);
+    load.goes_on(40);
+    let new = family.upgrade();
+    load.goes_on(100);
+    load.expect_refusal();
+    family.signal(Signal::TERM);
+    let sum = load.refused();
+    assert_eq!(sum.refused, 8);
+    eventually(SOON, || is_gone(new));
+    let error = Target::Tcp(address).connect().expect_err("nobody listens");
+    assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
+    // It does, though.
+    echoes(&mut tunnel, "still here");
+    drop(tunnel);
+    assert_eq!(family.first.wait_exit(SOON), 0);
 }
 
 #[test]
