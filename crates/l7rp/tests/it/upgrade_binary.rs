@@ -64,7 +64,7 @@ fn fails_without_a_trace(family: &Family, kept: &mut Client, reason: &str) {
     family.first.ask_admin("/readyz");
     let before = descriptors(family.pid);
     let tried = family.upgrade_fails(reason);
-    assert!(tried.is_none_or(|pid| is_gone(pid)), "who has failed has ended");
+    assert!(tried.is_none_or(is_gone), "who has failed has ended");
     let zombie = tried.map(|pid| format!("/proc/{pid}"));
     assert!(!zombie.is_some_and(|path| std::path::Path::new(&path).exists()), "and was waited for");
     let answer = kept.get("/kept");
