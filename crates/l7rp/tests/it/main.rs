@@ -6,6 +6,7 @@
 #![allow(clippy::print_stdout, reason = "measurements are told to who asks for them")]
 
 mod abuse;
+mod abuse_reload;
 mod backup;
 mod balancing;
 mod bodies;
