@@ -262,3 +262,43 @@ fn a_request_that_crosses_the_end_of_its_connection_is_not_reset() {
     drop(kept);
     assert_eq!(proxy.wait_exit(SOON), 0);
 }
+
+/// Whether the process was stopped in time, before it closed idle connections: then requests have
+/// come before the end, and are answered.
+fn requests_come_just_before_the_end(origin: &Origin) -> bool {
+    let mut proxy = over(&[origin]).start();
+    let mut kept: Vec<Client> = (0..100).map(|_| proxy.client()).collect();
+    for client in &mut kept {
+        assert_eq!(client.get("/").status(), 200);
+    }
+    let began = Instant::now();
+    proxy.signal(Signal::TERM);
+    proxy.wait_for_event("shutdown_started", |_| true, SOON);
+    let_pass(Duration::from_millis(200));
+    let mut in_time = false;
+    asleep(&proxy, || {
+        in_time = began.elapsed() < Duration::from_millis(450);
+        // The time to close them comes while nobody is there to do it.
+        let_pass(Duration::from_millis(600).saturating_sub(began.elapsed()));
+        for client in &mut kept {
+            client.send(get("a.test", "/", ""));
+        }
+    });
+    if !in_time {
+        return false;
+    }
+    for client in &mut kept {
+        let answer = client.response();
+        assert_eq!((answer.text().as_str(), answer.get("connection")), ("x", Some("close")));
+        assert!(client.is_closed_within(SOON));
+    }
+    assert_eq!(proxy.wait_exit(SOON), 0);
+    true
+}
+
+#[test]
+fn a_request_that_comes_before_the_end_is_answered_however_late_it_is_read() {
+    let origin = Origin::start(reply::name("x"));
+    // A machine that is very busy may need more than one try.
+    assert!((0..5).any(|_| requests_come_just_before_the_end(&origin)));
+}
