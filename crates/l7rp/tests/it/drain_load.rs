@@ -223,14 +223,14 @@ enum Late {
     /// The end came instead of an answer.
     Closed,
     /// It was sent so late that its client must have seen the end.
-    TooLate,
+    SeenBefore,
 }
 
 /// Sends without looking, as a client does whose request is on its way when the end comes.
 fn ask_late(client: &mut Client, began: Instant) -> Late {
     let sent = client.wire.write(get("a.test", "/", "").as_bytes());
     if began.elapsed() > Duration::from_millis(700) {
-        return Late::TooLate;
+        return Late::SeenBefore;
     }
     match sent.and_then(|()| client.wire.read_head()) {
         Ok(Some(head)) if head.status() == 200 => Late::Answered,
@@ -258,7 +258,7 @@ fn a_request_that_crosses_the_end_of_its_connection_is_not_reset() {
     let late: Vec<_> = late.iter_mut().map(|client| ask_late(client, began)).collect();
     // However slow this machine is just now: who asks early is answered.
     assert!(early.iter().all(|late| *late != Late::Closed), "{early:?}");
-    assert!(late.contains(&Late::Closed) || late.contains(&Late::TooLate), "none was closed");
+    assert!(late.contains(&Late::Closed) || late.contains(&Late::SeenBefore), "none was closed");
     drop(kept);
     assert_eq!(proxy.wait_exit(SOON), 0);
 }

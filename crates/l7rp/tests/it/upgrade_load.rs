@@ -291,6 +291,8 @@ fn nothing_is_left_behind_by_many_upgrades() {
         }
         eventually(SOON, || is_gone(old));
         assert_eq!(family.first.get("/").status(), 200);
+        // These endpoints open what they hold in reserve when they are first asked.
+        assert_eq!(family.first.ask_admin("/readyz").status(), 204);
         // A connection to the admin endpoints, or one that has just been closed, is gone soon.
         let mut least = usize::MAX;
         let _ = within(Duration::from_millis(300), || {
