@@ -207,7 +207,12 @@ impl Proxy {
 
     /// All events of this name so far.
     pub fn events(&self, name: &str) -> Vec<Value> {
-        self.lines().into_iter().filter(|l| l["event"] == name).collect()
+        self.lines_that(|line| line["event"] == name)
+    }
+
+    /// All lines so far that this can tell.
+    pub(crate) fn lines_that(&self, is_it: impl Fn(&Value) -> bool) -> Vec<Value> {
+        lock(&self.lines).iter().filter(|line| is_it(line)).cloned().collect()
     }
 
     /// Waits for an event.
@@ -345,7 +350,7 @@ impl Drop for Proxy {
     }
 }
 
-fn complete(yaml: &str, directory: &Path) -> String {
+pub(crate) fn complete(yaml: &str, directory: &Path) -> String {
     let mut text = yaml.replace("{dir}", &directory.to_string_lossy());
     if !text.lines().any(|line| line.starts_with("admin:")) {
         text.push_str("\nadmin: { bind: \"127.0.0.1:0\" }\n");
