@@ -112,9 +112,11 @@ async fn run(task: Task, events: &Arc<Events>) -> Result<ExitCode, String> {
     })?;
     count_panics(running.process());
     let left: Vec<_> = inherited.given.drain(..).map(|given| label_of(&given)).collect();
+    let spare: Vec<_> = running.spare().map(label_of).collect();
     inherited.answer(Ok(offered.into_iter().filter(|label| !left.contains(label)).collect()));
-    if !left.is_empty() {
-        events.emit(&Event::SocketsUnused { sockets: left });
+    if !left.is_empty() || !spare.is_empty() {
+        let sockets = left.into_iter().chain(spare).collect();
+        events.emit(&Event::SocketsUnused { sockets });
     }
     let manager = Notify::from_env();
     manager.ready(&serving(&running));
@@ -311,7 +313,9 @@ impl Service {
         }
         let began = process.clock.now();
         let before = Going::on(&process);
-        self.running.leave();
+        if why != UPGRADED {
+            self.running.leave();
+        }
         self.events.emit(&Event::ShutdownStarted {
             why,
             in_progress: before.requests + before.tunnels,

@@ -172,6 +172,8 @@ pub struct Process {
     draining_since: AtomicU64,
     /// What is left is ended in order.
     ending: AtomicBool,
+    /// Another process serves in the place of this one.
+    succeeded: AtomicBool,
     access_log: AtomicBool,
 }
 
@@ -204,6 +206,7 @@ impl Process {
             leaving: AtomicBool::new(false),
             draining_since: AtomicU64::new(0),
             ending: AtomicBool::new(false),
+            succeeded: AtomicBool::new(false),
         }
     }
 
@@ -275,7 +278,17 @@ impl Process {
         self.leaving.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the process should be sent traffic: not draining, and some pool that a route
+    /// Another process serves in the place of this one.
+    pub fn has_heir(&self) {
+        self.succeeded.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether [`Process::has_heir`] was called.
+    pub fn is_succeeded(&self) -> bool {
+        self.succeeded.load(Ordering::Relaxed)
+    }
+
+    /// Whether the service should be sent traffic: not draining, and some pool that a route
     /// uses has an upstream that can be chosen.
     pub fn is_ready(&self) -> bool {
         let snapshot = self.live.load();
@@ -290,7 +303,9 @@ impl Process {
         // Routes that answer by themselves need no upstream.
         let can_answer =
             pools.peek().is_none() || pools.any(|pool| pool.has_eligible(self.clock.now()));
-        !self.leaving.load(Ordering::Relaxed) && !self.is_draining() && can_answer
+        let is_leaving = self.leaving.load(Ordering::Relaxed) || self.is_draining();
+        // With an heir, whoever still asks here asks about the service, which goes on.
+        can_answer && (!is_leaving || self.is_succeeded())
     }
 }
 

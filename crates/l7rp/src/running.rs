@@ -190,7 +190,10 @@ pub fn start(
         spare: Vec::new(),
         admin: None,
     };
-    running.admin = admin.map(|socket| running.serve_admin(socket));
+    let mut admin = admin;
+    if ready.is_none() {
+        running.admin = admin.take().map(|socket| running.serve_admin(socket));
+    }
     // A name that takes longer does not hold the start; its upstream is ineligible meanwhile.
     let pools = running.process.snapshot().pools.clone();
     running.wait_until(FIRST_ANSWERS, move || pools.iter().all(|pool| has_first_answers(pool)));
@@ -198,6 +201,8 @@ pub fn start(
         running.stop();
         return Err(e);
     }
+    // Not before: it would say of the service that it is not ready, while another process is.
+    running.admin = admin.map(|socket| running.serve_admin(socket)).or(running.admin);
     // What a service manager has passed, and nothing uses yet.
     running.spare.extend(given.extract_if(.., |given| given.kept));
     for (opened, handles) in running.doors.iter().zip(handles) {
@@ -309,6 +314,11 @@ impl Running {
         self.admin.as_ref().map(|admin| real_address(&admin.bind, Some(&admin.socket)))
     }
 
+    /// Sockets that a service manager has passed, and that nothing uses.
+    pub fn spare(&self) -> impl Iterator<Item = &Given> {
+        self.spare.iter()
+    }
+
     /// What all threads share.
     pub fn process(&self) -> &Arc<Process> {
         &self.process
@@ -372,6 +382,7 @@ impl Running {
 
     /// Another process has `taken` sockets and accepts on them: this one leaves that to it.
     pub fn hand_over(&mut self, taken: &[String]) {
+        self.process.has_heir();
         let is_taken = |name, bind: &Bind| taken.contains(&label(name, &bind.to_string()));
         for opened in &self.doors {
             if is_taken(&opened.name, &opened.bind) {
