@@ -292,12 +292,6 @@ impl Proxy {
             .unwrap_or_else(|| panic!("it still runs after {limit:?}\n{}", self.report()))
     }
 
-    /// Writes its file anew; it is not told.
-    pub fn rewrite(&self, yaml: &str) {
-        let directory = self.directory.path();
-        std::fs::write(directory.join("config.yaml"), complete(yaml, directory)).expect("a file");
-    }
-
     /// Resident memory, in octets.
     pub fn resident(&self) -> u64 {
         let path = format!("/proc/{}/status", self.pid());

@@ -96,7 +96,7 @@ fn start_reload_and_stop_are_told() {
     assert!(ready.contains(&proxy.address().to_string()), "{ready:?}");
     for (change, words) in [("", "configuration 2"), ("routse: []\n", "refused"), ("", "3")] {
         let before = monotonic_us();
-        proxy.rewrite(&format!("{yaml}{change}"));
+        proxy.rewrite_yaml(&format!("{yaml}{change}"));
         proxy.signal(Signal::HUP);
         let reloading = manager.told();
         let at = reloading.strip_prefix("RELOADING=1\nMONOTONIC_USEC=").expect("it reloads");

@@ -126,11 +126,11 @@ fn a_file_that_cannot_be_served_changes_nothing() {
         (good.replace("listeners:", &second), at.to_string().as_str()),
         (format!("{good}\nadmin: {{ bind: \"{at}\" }}\n"), "in use"),
     ] {
-        family.first.rewrite(&yaml);
+        family.first.rewrite_yaml(&yaml);
         fails_without_a_trace(&family, &mut kept, reason);
     }
     assert!(family.first.events("proxy_started").len() == 1, "none of them has served");
-    family.first.rewrite(&good);
+    family.first.rewrite_yaml(&good);
     family.upgrade();
     assert_eq!(family.first.wait_end(SOON), 0);
     assert_eq!(family.first.get("/").status(), 200);
@@ -206,7 +206,7 @@ fn the_new_process_serves_the_changed_file() {
     assert_eq!(idle.get("/").text(), "one");
     let mut kept = Client::connect(web);
     assert_eq!(kept.get("/").text(), "one");
-    family.first.rewrite(&file(["comes", "web"], &two));
+    family.first.rewrite_yaml(&file(["comes", "web"], &two));
     let new = family.upgrade();
     let started = family.started(new);
     let listeners = started["listeners"].as_array().expect("listeners");
@@ -244,7 +244,7 @@ fn the_admin_endpoints_can_move_with_an_upgrade() {
     let yaml = over(&[&origin]).yaml();
     let mut family = Family::start(&yaml);
     let before = family.first.admin();
-    family.first.rewrite(&format!("{yaml}\nadmin: {{ bind: \"127.0.0.2:0\" }}\n"));
+    family.first.rewrite_yaml(&format!("{yaml}\nadmin: {{ bind: \"127.0.0.2:0\" }}\n"));
     let new = family.upgrade();
     let started = family.started(new);
     let after: SocketAddr = started["admin"].as_str().and_then(|a| a.parse().ok()).expect("one");
@@ -362,9 +362,9 @@ fn what_a_reload_has_changed_is_handed_over() {
     let web = family.first.address();
     let path = family.first.directory().join("one.sock");
     // Another name for an address, and another address.
-    family
-        .first
-        .rewrite(&file(&[named("two", socket), named("more", any), named("web", any)].concat()));
+    family.first.rewrite_yaml(&file(
+        &[named("two", socket), named("more", any), named("web", any)].concat(),
+    ));
     family.signal(Signal::HUP);
     family.first.wait_for_event("config_reloaded", |_| true, SOON);
     let new = family.upgrade();
@@ -378,7 +378,7 @@ fn what_a_reload_has_changed_is_handed_over() {
     assert!(family.first.events("sockets_unused").is_empty());
     assert_eq!(started["listeners"].as_array().map(Vec::len), Some(3), "{listeners}");
     // One that goes with an upgrade takes its file along.
-    family.first.rewrite(&file(&named("web", any)));
+    family.first.rewrite_yaml(&file(&named("web", any)));
     let mut idle = Client::connect_unix(&path);
     assert_eq!(idle.get("/").text(), "x");
     family.upgrade();
@@ -397,7 +397,7 @@ fn one_that_is_never_ready_changes_nothing() {
     assert_eq!(kept.get("/").status(), 200);
     let before = descriptors(family.pid);
     let check = "health: { active: { path: /, interval: 1s, timeout: 900ms } }";
-    family.first.rewrite(&over(&[&silent]).pool(check).one_worker().yaml());
+    family.first.rewrite_yaml(&over(&[&silent]).pool(check).one_worker().yaml());
     family.signal(Signal::USR2);
     let_pass(Duration::from_secs(2));
     assert_eq!(family.first.get("/").text(), "x");
@@ -406,7 +406,7 @@ fn one_that_is_never_ready_changes_nothing() {
     family.first.wait_for_event("upgrade_failed", |_| true, limit);
     assert_eq!(family.first.get("/").text(), "x");
     assert!(settled(&family, before));
-    family.first.rewrite(&over(&[&origin]).one_worker().yaml());
+    family.first.rewrite_yaml(&over(&[&origin]).one_worker().yaml());
     family.upgrade();
     assert_eq!(family.first.wait_end(SOON), 0);
     family.end();

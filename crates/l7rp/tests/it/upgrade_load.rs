@@ -101,7 +101,7 @@ fn another_number_of_workers_takes_the_same_sockets() {
     let load = Load::start(&target, 4, 4);
     for workers in [4, 1, 3, 2] {
         load.goes_on(40);
-        family.first.rewrite(&file(workers));
+        family.first.rewrite_yaml(&file(workers));
         let new = family.upgrade();
         assert_eq!(family.started(new)["workers"], workers);
         load.goes_on(150);
@@ -122,7 +122,7 @@ fn nothing_is_lost_at_a_unix_domain_socket() {
     let load = Load::start(&Target::Unix(family.first.directory().join("web.sock")), 4, 4);
     for workers in [4, 1, 2] {
         load.goes_on(40);
-        family.first.rewrite(&file(workers));
+        family.first.rewrite_yaml(&file(workers));
         family.upgrade();
         load.goes_on(100);
     }
@@ -143,7 +143,7 @@ fn a_listener_that_goes_is_emptied_under_load() {
     let goes = Load::start(&Target::Tcp(family.first.listener("goes")), 3, 3);
     goes.goes_on(60);
     goes.expect_refusal();
-    family.first.rewrite(&file(&named("web")));
+    family.first.rewrite_yaml(&file(&named("web")));
     family.upgrade();
     let sum = goes.refused();
     assert_eq!(sum.refused, 6);
