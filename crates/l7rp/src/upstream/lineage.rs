@@ -140,17 +140,15 @@ impl Lineage {
         }
     }
 
-    /// Takes in what a probe of `upstream` has found, and why. True: it should be probed again
-    /// at once, for it is new and has not been judged yet.
-    pub fn probed(&self, upstream: &Upstream, good: bool, why: String, now: Nanos) -> bool {
+    /// Takes in what a probe of `upstream` has found, and why.
+    pub fn probed(&self, upstream: &Upstream, good: bool, why: String, now: Nanos) {
         let generations = lock(&self.generations);
-        let (before, change, again) = {
+        let (before, change) = {
             let mut standing = lock(&upstream.standing);
-            let Some(health) = standing.health() else { return false };
-            let before = health.is_eligible();
-            (before, health.probed(good), health.is_settling())
+            let Some(health) = standing.health() else { return };
+            (health.is_eligible(), health.probed(good))
         };
-        let Some(eligible) = change else { return again };
+        let Some(eligible) = change else { return };
         if eligible {
             upstream.eligible_since.store(now.0, Relaxed);
             if let Some(passive) = &upstream.passive {
@@ -160,7 +158,6 @@ impl Lineage {
         refresh(&generations, upstream);
         drop(generations);
         self.health_changed(upstream, before, eligible, why);
-        again
     }
 
     /// Tells of a change; or, where there is none, why a new upstream stays out.

@@ -158,6 +158,12 @@ impl Upstream {
         Some((heir.upgrade()?, lineage))
     }
 
+    /// Whether probes have not judged it yet, and were all good.
+    pub(super) fn is_settling(&self) -> bool {
+        let standing = lock(&self.standing);
+        standing.checked.as_ref().is_some_and(|(_, health)| health.is_settling())
+    }
+
     /// Nothing in force uses it any more: its connections are of no use.
     pub fn retire(&self) {
         self.retired.store(true, Relaxed);
