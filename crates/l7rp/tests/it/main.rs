@@ -6,7 +6,10 @@
 #![allow(clippy::print_stdout, reason = "measurements are told to who asks for them")]
 
 mod abuse;
+mod abuse_listeners;
 mod abuse_reload;
+mod abuse_reload_state;
+mod abuse_upgrade;
 mod backup;
 mod balancing;
 mod bodies;
@@ -37,6 +40,7 @@ mod passive;
 mod pipelining;
 mod plan;
 mod rate_limit;
+mod reloading;
 mod retry;
 mod retry_bodies;
 mod retry_budget;
