@@ -28,6 +28,7 @@ pub mod lifecycle;
 mod limiter;
 pub mod live;
 pub mod observe;
+pub mod pipe;
 pub mod running;
 pub mod serve;
 pub mod stream;
