@@ -24,6 +24,7 @@ pub mod config;
 pub mod exchange;
 pub mod handover;
 mod holder;
+pub mod http2;
 pub mod lifecycle;
 mod limiter;
 pub mod live;

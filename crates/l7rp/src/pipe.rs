@@ -12,12 +12,13 @@ use crate::sync::lock;
 /// has whoever writes to it.
 const CAPACITY: usize = 64 << 10;
 
-/// One end. Dropping it is seen by the other: as the end if this one was shut before, else as a
-/// connection that was reset.
+/// One end. When it is dropped the other reads the end: in order from the exchange's side, as of a
+/// connection, and as a reset from the far side, where being dropped means that a stream is gone.
 #[derive(Debug)]
 pub struct Pipe {
     incoming: Arc<Mutex<Flow>>,
     outgoing: Arc<Mutex<Flow>>,
+    is_far: bool,
 }
 
 /// One direction.
@@ -65,12 +66,12 @@ impl Flow {
 }
 
 impl Pipe {
-    /// The two ends of one.
+    /// The two ends of one: the exchange's and the far one.
     pub fn pair() -> (Self, Self) {
         let [one, other] = std::array::from_fn(|_| Arc::<Mutex<Flow>>::default());
         (
-            Self { incoming: one.clone(), outgoing: other.clone() },
-            Self { incoming: other, outgoing: one },
+            Self { incoming: one.clone(), outgoing: other.clone(), is_far: false },
+            Self { incoming: other, outgoing: one, is_far: true },
         )
     }
 
@@ -154,7 +155,7 @@ impl Pipe {
     }
 
     /// The other end reads an error once it has read what was written before.
-    pub fn break_off(&mut self, why: io::ErrorKind) {
+    pub fn break_off(&self, why: io::ErrorKind) {
         let mut flow = lock(&self.outgoing);
         flow.broken = Some(why);
         Flow::wake(&mut flow.reader);
@@ -190,7 +191,8 @@ impl Pipe {
 impl Drop for Pipe {
     fn drop(&mut self) {
         let mut outgoing = lock(&self.outgoing);
-        if !outgoing.ended && outgoing.broken.is_none() {
+        outgoing.ended = true;
+        if self.is_far && outgoing.broken.is_none() {
             outgoing.broken = Some(io::ErrorKind::ConnectionReset);
         }
         Flow::wake(&mut outgoing.reader);
@@ -274,7 +276,6 @@ mod tests {
         with(|cx, _| {
             let (mut a, mut b) = Pipe::pair();
             assert!(a.poll_write(cx, b"last", b"").is_ready());
-            a.shut();
             drop(a);
             assert_eq!(read(&mut b, cx), Poll::Ready(Ok(b"last".to_vec())));
             assert_eq!(read(&mut b, cx), Poll::Ready(Ok(vec![])));
@@ -283,14 +284,15 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_gone_without_an_end_has_reset_it() {
+    fn the_far_end_that_is_gone_has_reset_it() {
         with(|cx, _| {
-            let (a, mut b) = Pipe::pair();
+            let (mut b, mut a) = Pipe::pair();
+            a.shut();
             assert!(b.poll_unread(cx).is_pending());
             drop(a);
             assert!(b.poll_unread(cx).is_ready());
             assert_eq!(read(&mut b, cx), Poll::Ready(Err(io::ErrorKind::ConnectionReset)));
-            let (mut a, mut b) = Pipe::pair();
+            let (a, mut b) = Pipe::pair();
             a.break_off(io::ErrorKind::TimedOut);
             drop(a);
             assert_eq!(read(&mut b, cx), Poll::Ready(Err(io::ErrorKind::TimedOut)));

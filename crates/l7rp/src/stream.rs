@@ -230,6 +230,9 @@ impl Stream {
             // Best effort: on a socket that is already dead there is nothing to reset.
             let _ = SockRef::from(s).set_linger(Some(std::time::Duration::ZERO));
         }
+        if let Self::Pipe(s) = self {
+            s.break_off(io::ErrorKind::ConnectionReset);
+        }
     }
 }
 

@@ -196,7 +196,12 @@ impl Attempt<'_, '_, '_> {
 
     fn write_head(&mut self, upstream: &Upstream) {
         let client = self.sender.client(self.client);
-        let from = Origin { peer: &self.client.peer_text, client, sender: self.sender };
+        let from = Origin {
+            scheme: self.client.scheme(),
+            peer: &self.client.peer_text,
+            client,
+            sender: self.sender,
+        };
         let out = &mut *self.space.to_upstream;
         write_head(out, self.x, self.pool, self.route, upstream, from, &self.id);
     }
@@ -368,6 +373,8 @@ pub(super) async fn open(
 /// Who sent a request, in the forms that an upstream is told.
 #[derive(Clone, Copy)]
 pub(super) struct Origin<'t> {
+    /// The scheme that it was asked by.
+    pub(super) scheme: &'static str,
     pub(super) peer: &'t str,
     pub(super) client: &'t str,
     pub(super) sender: &'t Sender,
@@ -398,7 +405,7 @@ pub(super) fn write_head(
     let forwarding = Forwarding {
         peer: from.peer,
         client: from.client,
-        proto: "http",
+        proto: from.scheme,
         peer_is_trusted: from.sender.is_trusted(),
         request_id: id.as_bytes(),
     };

@@ -15,6 +15,15 @@ use crate::stream::Stream;
 use crate::timer::Timer;
 use crate::worker::Buffers;
 
+/// What is special about a connection.
+#[derive(Debug, Default)]
+pub struct Link {
+    /// It speaks HTTP/2, and this is a stream of it.
+    pub is_http2: bool,
+    /// It is encrypted.
+    pub is_tls: bool,
+}
+
 /// A client's connection.
 #[derive(Debug)]
 pub struct Client {
@@ -22,6 +31,8 @@ pub struct Client {
     pub stream: Stream,
     /// Where it came in.
     pub door: Arc<Door>,
+    /// What is known of the connection; `None`: HTTP/1.1 without TLS.
+    pub link: Option<Rc<Link>>,
     /// The one timer of the connection and of what is done for it.
     pub timer: Timer,
     /// Address of the peer; `None` on a Unix-domain socket.
@@ -39,6 +50,21 @@ pub struct Client {
 }
 
 impl Client {
+    /// Whether it is a stream of some other protocol.
+    pub fn is_pipe(&self) -> bool {
+        matches!(self.stream, Stream::Pipe(_))
+    }
+
+    /// The scheme that it uses.
+    pub fn scheme(&self) -> &'static str {
+        if self.link.as_ref().is_some_and(|link| link.is_tls) { "https" } else { "http" }
+    }
+
+    /// The protocol, for the log; `None`: HTTP/1.
+    pub fn is_http2(&self) -> bool {
+        self.link.as_ref().is_some_and(|link| link.is_http2)
+    }
+
     /// Notices, while an upstream is waited for, what the client does: a reset ends the
     /// exchange; the end of its side does not, for it may still read the answer; the next
     /// request is kept.

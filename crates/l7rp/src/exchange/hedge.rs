@@ -148,6 +148,7 @@ struct Second<'t, 'a> {
     pool: &'a Pool,
     route: &'a Route,
     sender: &'t Sender,
+    scheme: &'static str,
     peer: Rc<str>,
     client: Rc<str>,
     id: RequestId,
@@ -164,6 +165,7 @@ impl<'t, 'a> Second<'t, 'a> {
             pool,
             route,
             sender,
+            scheme: attempt.client.scheme(),
             peer: attempt.client.peer_text.clone(),
             client: sender.client(attempt.client).clone(),
             id: *id,
@@ -293,7 +295,12 @@ impl<'t, 'a> Second<'t, 'a> {
         let clock = worker.process.clock;
         let upstream = place.upstream();
         let mut head = Vec::new();
-        let from = Origin { peer: &self.peer, client: &self.client, sender: self.sender };
+        let from = Origin {
+            scheme: self.scheme,
+            peer: &self.peer,
+            client: &self.client,
+            sender: self.sender,
+        };
         write_head(&mut head, self.x, self.pool, self.route, upstream, from, &self.id);
         let mut may_reuse = true;
         loop {

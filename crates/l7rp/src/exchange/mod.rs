@@ -62,6 +62,8 @@ pub enum Next {
     Linger,
     /// It is cut, so that the client notices.
     Abort,
+    /// It turns out to speak HTTP/2.
+    Http2,
 }
 
 /// How an exchange ended.
@@ -111,6 +113,7 @@ pub async fn run(
         incoming.arrived,
         exchange.request_id(&sender),
     );
+    record.is_http2 = client.is_http2();
     let served = {
         let mut serve = pin!(exchange.serve(client, &sender, &mut record, &mut space));
         poll_fn(|cx| poll_unharmed(serve.as_mut(), cx)).await

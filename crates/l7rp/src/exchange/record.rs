@@ -81,6 +81,8 @@ pub struct Record<'a> {
     pub status: u16,
     /// What went wrong.
     pub failure: Option<Failure>,
+    /// The client speaks HTTP/2.
+    pub is_http2: bool,
     /// The exchange came to its end, good or bad.
     pub ended: bool,
 }
@@ -113,6 +115,7 @@ impl<'a> Record<'a> {
             bytes_out: 0,
             status: 0,
             failure: None,
+            is_http2: false,
             ended: false,
         }
     }
@@ -153,6 +156,7 @@ impl<'a> Record<'a> {
                 let protocol = if head.is_http10 { "HTTP/1.0" } else { "HTTP/1.1" };
                 (head.method_text.of(buf), head.host.of(buf), path, protocol)
             });
+        let protocol = if self.is_http2 { "HTTP/2" } else { protocol };
         self.worker.log(&Entry {
             route: self.route.map_or("", |r| &r.plan.name),
             request_id: self.id.as_bytes(),

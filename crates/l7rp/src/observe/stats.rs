@@ -14,6 +14,7 @@ use l7rp_core::http1::request::Method;
 use l7rp_core::upstream::breaker::State;
 use l7rp_core::window::Percentile;
 
+use crate::http2::meter::Flood;
 use crate::sync::lock;
 
 /// A counter that one thread writes and any may read.
@@ -285,6 +286,12 @@ pub struct ListenerStats {
     pub opened: Count,
     /// Connections ended.
     pub closed: Count,
+    /// Connections that spoke HTTP/2.
+    pub opened_h2: Count,
+    /// HTTP/2 connections that were closed because of a flood of frames, by [`Flood`].
+    pub h2_floods: [Count; Flood::ALL.len()],
+    /// The same because of streams reset in a hurry.
+    pub h2_resets: Count,
     /// Requests that no route matched.
     pub no_route: Count,
     /// Requests shed, by [`Scope::index`].

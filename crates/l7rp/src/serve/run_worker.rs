@@ -254,6 +254,7 @@ fn take_on(
         let client = Client {
             stream,
             door,
+            link: None,
             timer: Timer::new(entry.worker.process.clock),
             peer,
             peer_text: peer.map_or_else(|| "unix".into(), |ip| ip.to_string().into()),
