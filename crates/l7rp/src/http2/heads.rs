@@ -163,6 +163,10 @@ pub fn response_to_h1(head: &http::response::Parts, body: Body, to_head: bool) -
         Body::None if !never_has_body && !has_length => field(&mut out, b"content-length", b"0"),
         Body::None | Body::Length => {}
     }
+    // The pipe that it comes through serves one exchange.
+    if status >= 200 {
+        field(&mut out, b"connection", b"close");
+    }
     out.extend_from_slice(b"\r\n");
     out
 }

@@ -1,0 +1,308 @@
+//! HTTP/2 to upstreams (RFC 9113): a few connections for each worker and upstream, each of which
+//! carries many requests. An exchange has a pipe for its own, as if it were a connection.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::future::poll_fn;
+use std::io::ErrorKind;
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use foldhash::fast::FixedState;
+use h2::client::{ResponseFuture, SendRequest};
+use h2::{Ping, PingPong, Reason};
+use http::uri::Scheme;
+use l7rp_core::http1::Limits;
+use l7rp_core::http1::request::{self as h1_request, parse_request};
+use l7rp_core::names::Nanos;
+
+use super::connection::Connection;
+use super::pool::Upstream;
+use crate::http2::flow::{Broken, Inflow, Outflow};
+use crate::http2::heads::{self, Body, request_to_h2, response_to_h1};
+use crate::pipe::Pipe;
+use crate::stream::Stream;
+
+/// Requests on one connection at once; more open another, so that one loss costs no more.
+const MAX_STREAMS: usize = 100;
+/// What an upstream may send ahead on one stream, and on all together.
+const STREAM_WINDOW: u32 = 256 << 10;
+const CONNECTION_WINDOW: u32 = 4 << 20;
+/// Octets of a response's field section.
+const MAX_FIELDS: u32 = 64 << 10;
+/// A connection with requests on it is asked this often whether it lives.
+const PING_EVERY: Duration = Duration::from_secs(10);
+/// And is given up when it has not answered for so long.
+const PONG_WITHIN: Duration = Duration::from_secs(10);
+/// Bounds of a request head; the exchange has kept to the listener's.
+const MAX_HEAD: Limits = Limits { max_head: 1 << 20, max_fields: 1 << 10, max_target: 1 << 20 };
+
+/// One worker's HTTP/2 connections, by [`Upstream::id`].
+#[derive(Debug, Default)]
+pub struct Multiplexed {
+    open: RefCell<HashMap<usize, Vec<Rc<Shared>>, FixedState>>,
+}
+
+/// A connection that carries many requests.
+#[derive(Debug)]
+struct Shared {
+    send: SendRequest<Bytes>,
+    /// Counts it among the upstream's; its stream is elsewhere.
+    counted: Connection,
+    requests: Cell<usize>,
+    /// When the last request on it ended.
+    idle_since: Cell<Nanos>,
+    closed: Cell<bool>,
+    address_generation: u32,
+}
+
+impl Shared {
+    fn is_usable(&self, upstream: &Upstream) -> bool {
+        !self.closed.get()
+            && !upstream.is_retired()
+            && self.address_generation == upstream.address_generation()
+    }
+}
+
+impl Multiplexed {
+    /// A request's way on a connection that is there and has room.
+    pub fn take(&self, upstream: &Upstream, scheme: &Scheme) -> Option<Stream> {
+        let open = self.open.borrow();
+        let all = open.get(&upstream.id)?;
+        let usable = all.iter().filter(|one| one.is_usable(upstream));
+        let room = |one: &&Rc<Shared>| {
+            one.requests.get() < MAX_STREAMS.min(one.send.current_max_send_streams())
+        };
+        let best = usable.filter(room).min_by_key(|one| one.requests.get())?;
+        Some(begin(best, scheme.clone()))
+    }
+
+    /// Speaks HTTP/2 on a new connection, and gives a request's way on it.
+    ///
+    /// # Errors
+    /// What the upstream has said instead.
+    pub async fn open(
+        &self,
+        mut connection: Connection,
+        stream: Stream,
+        scheme: &Scheme,
+    ) -> Result<Stream, h2::Error> {
+        let (send, mut driver) = h2::client::Builder::new()
+            .initial_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW)
+            .max_header_list_size(MAX_FIELDS)
+            .enable_push(false)
+            .handshake::<_, Bytes>(stream)
+            .await?;
+        let upstream = connection.upstream().clone();
+        connection.stream = Stream::Pipe(Pipe::pair().0);
+        let pings = driver.ping_pong();
+        let shared = Rc::new(Shared {
+            send,
+            counted: connection,
+            requests: Cell::new(0),
+            idle_since: Cell::new(Nanos(0)),
+            closed: Cell::new(false),
+            address_generation: upstream.address_generation(),
+        });
+        let of_driver = shared.clone();
+        tokio::task::spawn_local(async move {
+            tokio::select! {
+                _ = driver => {}
+                () = keep_alive(pings, &of_driver) => {}
+            }
+            of_driver.closed.set(true);
+        });
+        self.open.borrow_mut().entry(upstream.id).or_default().push(shared.clone());
+        Ok(begin(&shared, scheme.clone()))
+    }
+
+    /// Forgets connections that are closed, of no use, or idle for longer than `keep_for` says.
+    pub fn sweep(&self, now: Nanos, keep_for: impl Fn(&Upstream) -> Duration) {
+        self.open.borrow_mut().retain(|_, all| {
+            all.retain(|one| {
+                let upstream = one.counted.upstream();
+                let busy = one.requests.get() > 0;
+                let fresh = now.since(one.idle_since.get()) < keep_for(upstream);
+                one.is_usable(upstream) && (busy || fresh)
+            });
+            !all.is_empty()
+        });
+    }
+}
+
+/// Asks the upstream again and again whether it is there, while there are requests. Ready when
+/// it has not answered.
+async fn keep_alive(pings: Option<PingPong>, shared: &Shared) {
+    let Some(mut pings) = pings else { return std::future::pending().await };
+    loop {
+        tokio::time::sleep(PING_EVERY).await;
+        if shared.requests.get() == 0 {
+            continue;
+        }
+        let pong = tokio::time::timeout(PONG_WITHIN, pings.ping(Ping::opaque())).await;
+        if !matches!(pong, Ok(Ok(_))) {
+            return;
+        }
+    }
+}
+
+/// A request on a connection: the near end of a pipe, whose far end is looked after by a task.
+fn begin(shared: &Rc<Shared>, scheme: Scheme) -> Stream {
+    let (near, far) = Pipe::pair();
+    shared.requests.set(shared.requests.get() + 1);
+    let place = Place(shared.clone());
+    tokio::task::spawn_local(async move {
+        let far = Far { pipe: far, send: place.0.send.clone(), scheme };
+        far.run().await;
+        drop(place);
+    });
+    Stream::Pipe(near)
+}
+
+/// A request among those on a connection.
+struct Place(Rc<Shared>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.requests.set(self.0.requests.get() - 1);
+    }
+}
+
+/// The far end of a request's pipe.
+struct Far {
+    pipe: Pipe,
+    send: SendRequest<Bytes>,
+    scheme: Scheme,
+}
+
+/// What a failed stream means to the exchange: [`ErrorKind::ConnectionRefused`] if the upstream
+/// has done nothing with the request.
+fn kind(e: &h2::Error) -> ErrorKind {
+    let unprocessed = e.reason() == Some(Reason::REFUSED_STREAM)
+        || e.is_go_away() && e.is_remote() && e.reason() == Some(Reason::NO_ERROR);
+    if unprocessed { ErrorKind::ConnectionRefused } else { ErrorKind::ConnectionReset }
+}
+
+impl Far {
+    /// Moves a request and its response, until both are through or one side has gone.
+    async fn run(mut self) {
+        let mut buf = Vec::new();
+        let mut head = h1_request::Request::default();
+        let Some(len) = poll_fn(|cx| self.poll_head(cx, &mut buf, &mut head)).await else { return };
+        let Ok(request) = request_to_h2(&buf[..len], &head, self.scheme.clone()) else {
+            return self.pipe.break_off(ErrorKind::InvalidData);
+        };
+        let ends = !heads::has_body(head.framing);
+        let to_head = head.method == h1_request::Method::Head;
+        let sent = match poll_fn(|cx| self.send.poll_ready(cx)).await {
+            Ok(()) => self.send.send_request(request, ends),
+            // The connection has ended; nothing was sent.
+            Err(_) => return self.pipe.break_off(ErrorKind::ConnectionRefused),
+        };
+        let (response, stream) = match sent {
+            Ok(sent) => sent,
+            Err(_) => return self.pipe.break_off(ErrorKind::ConnectionRefused),
+        };
+        let outflow = (!ends).then(|| Outflow::new(stream, head.framing, buf.split_off(len)));
+        let mut way = Way {
+            pipe: self.pipe,
+            outflow,
+            response: Some(response),
+            to_head,
+            answer: Vec::new(),
+            inflow: None,
+        };
+        if let Err(e) = poll_fn(|cx| way.poll(cx)).await {
+            way.pipe.break_off(e);
+        }
+    }
+
+    /// Reads the head of the request; its length in `buf`. `None`: there will be none.
+    fn poll_head(
+        &mut self,
+        cx: &mut Context<'_>,
+        buf: &mut Vec<u8>,
+        head: &mut h1_request::Request,
+    ) -> Poll<Option<usize>> {
+        loop {
+            match parse_request(buf, head, MAX_HEAD) {
+                Ok(Some(len)) => return Poll::Ready(Some(len)),
+                Ok(None) => match ready!(self.pipe.poll_fill(cx, buf)) {
+                    Ok(n) if n > 0 => {}
+                    _ => return Poll::Ready(None),
+                },
+                Err(_) => {
+                    self.pipe.break_off(ErrorKind::InvalidData);
+                    return Poll::Ready(None);
+                }
+            }
+        }
+    }
+}
+
+/// A request that is on its way, and its response.
+struct Way {
+    pipe: Pipe,
+    /// The request's body, until it is out.
+    outflow: Option<Outflow>,
+    /// Until the response's head has come.
+    response: Option<ResponseFuture>,
+    to_head: bool,
+    /// What is left to be written of the response's head.
+    answer: Vec<u8>,
+    inflow: Option<Inflow>,
+}
+
+impl Way {
+    /// Moves everything in both directions. Ready when the response is through, or with what
+    /// the exchange is to read.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ErrorKind>> {
+        if let Some(outflow) = &mut self.outflow {
+            match outflow.poll(cx, &mut self.pipe) {
+                Poll::Ready(Ok(())) => self.outflow = None,
+                // The exchange has given up; dropping the stream says so.
+                Poll::Ready(Err(Broken::Exchange)) => return Poll::Ready(Ok(())),
+                // The response may say why.
+                Poll::Ready(Err(Broken::Stream(_))) => self.outflow = None,
+                Poll::Pending => {}
+            }
+        } else if self.pipe.poll_unread(cx).is_ready() {
+            return Poll::Ready(Ok(()));
+        }
+        if let Some(response) = &mut self.response {
+            while let Poll::Ready(Some(interim)) = response.poll_informational(cx) {
+                if let Ok(interim) = interim {
+                    let (parts, ()) = interim.into_parts();
+                    self.answer.extend(response_to_h1(&parts, Body::None, true));
+                }
+            }
+            match std::pin::Pin::new(response).poll(cx) {
+                Poll::Ready(Ok(response)) => self.take_head(response),
+                Poll::Ready(Err(e)) => return Poll::Ready(Err(kind(&e))),
+                Poll::Pending => {}
+            }
+        }
+        while !self.answer.is_empty() {
+            match ready!(self.pipe.poll_write(cx, &self.answer, b"")) {
+                Ok(n) => drop(self.answer.drain(..n)),
+                Err(_) => return Poll::Ready(Ok(())),
+            }
+        }
+        let Some(inflow) = &mut self.inflow else { return Poll::Pending };
+        match ready!(inflow.poll(cx, &mut self.pipe)) {
+            Ok(()) | Err(Broken::Exchange) => Poll::Ready(Ok(())),
+            Err(Broken::Stream(e)) => Poll::Ready(Err(kind(&e))),
+        }
+    }
+
+    fn take_head(&mut self, response: http::Response<h2::RecvStream>) {
+        self.response = None;
+        let (parts, body) = response.into_parts();
+        let framing = Body::of(&parts.headers, body.is_end_stream() || self.to_head);
+        self.answer.extend(response_to_h1(&parts, framing, self.to_head));
+        self.inflow = Some(Inflow::new(body, framing));
+    }
+}
