@@ -193,6 +193,8 @@ pub enum Failure {
     LocalShortage,
     /// The upstream closed or reset before a whole response head.
     UpstreamClosed,
+    /// The upstream has said that it did nothing with the request (RFC 9113 §8.7).
+    StreamRefused,
     /// No response head in time.
     ResponseTimeout,
     /// The route's total time is over.
@@ -277,6 +279,7 @@ impl Failure {
             Self::ConnectTimeout => row(504, Upstream, Unsent, "connection_timeout", "connect_timeout", "upstream connection not established in time"),
             Self::ConnectFailed => row(502, Upstream, Unsent, "destination_ip_unroutable", "connect_failed", "upstream connection failed"),
             Self::LocalShortage => row(503, Proxy, No, "proxy_internal_error", "local_shortage", "proxy is out of a local resource"),
+            Self::StreamRefused => row(503, Proxy, IfRepeatable, "connection_terminated", "stream_refused", "upstream did not process the request"),
             Self::UpstreamClosed => row(502, Upstream, IfRepeatable, "connection_terminated", "upstream_closed", "upstream closed the connection without a response"),
             Self::ResponseTimeout => row(504, Upstream, IfRepeatable, "http_response_timeout", "response_timeout", "upstream did not respond in time"),
             Self::TotalTimeout => row(504, Upstream, No, "http_response_timeout", "total_timeout", "request took longer than the route allows"),
@@ -307,7 +310,7 @@ impl Failure {
 mod tests {
     use super::*;
 
-    const PLAIN: [Failure; 30] = [
+    const PLAIN: [Failure; 31] = [
         Failure::TargetTooLong,
         Failure::HeadTooLarge,
         Failure::TooManyFields,
@@ -332,6 +335,7 @@ mod tests {
         Failure::ConnectFailed,
         Failure::LocalShortage,
         Failure::UpstreamClosed,
+        Failure::StreamRefused,
         Failure::ResponseTimeout,
         Failure::TotalTimeout,
         Failure::ResponseHeadTooLarge,

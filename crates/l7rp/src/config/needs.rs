@@ -25,8 +25,6 @@ const NOT_YET: &[Feature] = &[
     feature("listeners[].enable_http3", on, "`enable_http3`"),
     feature("listeners[].proxy_protocol", on, "`proxy_protocol`"),
     feature("upstream_pools[].upstreams[].url", https, "an `https` upstream"),
-    feature("upstream_pools[].upstreams[].url", h2c, "an `h2c` upstream"),
-    feature("upstream_pools[].protocol", http2, "`protocol: http2`"),
     feature("upstream_pools[].upstream_tls", filled, "`upstream_tls`"),
     feature("routes[].middleware[].compress", given, "`compress`"),
     feature("tcp_listeners", filled, "`tcp_listeners`"),
@@ -56,8 +54,8 @@ pub fn unsupported(tree: &Tree) -> Vec<Wrong> {
 /// Whether upstreams with this scheme can be served.
 pub fn is_served(scheme: Scheme) -> bool {
     match scheme {
-        Scheme::Http => true,
-        Scheme::Https | Scheme::H2c => false,
+        Scheme::Http | Scheme::H2c => true,
+        Scheme::Https => false,
     }
 }
 

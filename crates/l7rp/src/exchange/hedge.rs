@@ -17,7 +17,8 @@ use l7rp_core::pick::Tried;
 
 use super::Exchange;
 use super::attempt::{
-    Attempt, Fault, Lap, MAX_INTERIM, MAX_RESPONSE_HEAD, Origin, open, report, write_head,
+    Attempt, Fault, Lap, MAX_INTERIM, MAX_RESPONSE_HEAD, Origin, closed, is_stale, open, report,
+    write_head,
 };
 use super::client::poll_write_from;
 use super::forwarded::Sender;
@@ -317,7 +318,7 @@ impl<'t, 'a> Second<'t, 'a> {
                     return Ok((lap, response));
                 }
                 Err(failure) => {
-                    let stale = reused && buf.is_empty() && failure == Failure::UpstreamClosed;
+                    let stale = reused && buf.is_empty() && is_stale(failure);
                     worker.buffers.give(buf);
                     if !stale {
                         report(self.x, self.pool, upstream, failure, "");
@@ -374,6 +375,7 @@ impl<'t, 'a> Second<'t, 'a> {
 async fn fill(stream: &mut Stream, buf: &mut Vec<u8>) -> Result<(), Failure> {
     match poll_fn(|cx| stream.poll_fill(cx, buf)).await {
         Ok(n) if n > 0 => Ok(()),
-        _ => Err(Failure::UpstreamClosed),
+        Ok(_) => Err(Failure::UpstreamClosed),
+        Err(e) => Err(closed(&e)),
     }
 }

@@ -291,6 +291,7 @@ async fn sweep(worker: Rc<Worker>) {
         let now = worker.process.clock.now();
         worker.counts().alive_at.store(now.0, Relaxed);
         worker.idle.sweep(now, worker.index);
+        worker.h2.sweep(now);
         // A worker that nobody asks anything of must not keep an old snapshot.
         let _ = worker.snapshot();
     }

@@ -11,6 +11,8 @@ pub struct Connection {
     /// To and from the upstream.
     pub stream: Stream,
     upstream: Arc<Upstream>,
+    /// Whether it is a connection of its own, and not one request's share of one.
+    counted: bool,
     worker: usize,
 }
 
@@ -18,7 +20,12 @@ impl Connection {
     /// Counts `stream`, which `worker` has just opened.
     pub fn new(stream: Stream, upstream: &Arc<Upstream>, worker: usize) -> Self {
         upstream.stats[worker].connects.up();
-        Self { stream, upstream: upstream.clone(), worker }
+        Self { stream, upstream: upstream.clone(), counted: true, worker }
+    }
+
+    /// One request's share of a connection that carries many.
+    pub fn shared(stream: Stream, upstream: &Arc<Upstream>, worker: usize) -> Self {
+        Self { stream, upstream: upstream.clone(), counted: false, worker }
     }
 
     /// Whom it leads to.
@@ -29,6 +36,8 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        self.upstream.stats[self.worker].closes.up();
+        if self.counted {
+            self.upstream.stats[self.worker].closes.up();
+        }
     }
 }

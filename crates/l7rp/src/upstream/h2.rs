@@ -36,6 +36,8 @@ const MAX_FIELDS: u32 = 64 << 10;
 const PING_EVERY: Duration = Duration::from_secs(10);
 /// And is given up when it has not answered for so long.
 const PONG_WITHIN: Duration = Duration::from_secs(10);
+/// A connection without requests is closed after this.
+const KEEP: Duration = Duration::from_mins(1);
 /// Bounds of a request head; the exchange has kept to the listener's.
 const MAX_HEAD: Limits = Limits { max_head: 1 << 20, max_fields: 1 << 10, max_target: 1 << 20 };
 
@@ -51,10 +53,10 @@ struct Shared {
     send: SendRequest<Bytes>,
     /// Counts it among the upstream's; its stream is elsewhere.
     counted: Connection,
-    requests: Cell<usize>,
-    /// When the last request on it ended.
+    requests: Rc<Cell<usize>>,
+    /// When it was last seen with a request.
     idle_since: Cell<Nanos>,
-    closed: Cell<bool>,
+    closed: Rc<Cell<bool>>,
     address_generation: u32,
 }
 
@@ -68,7 +70,7 @@ impl Shared {
 
 impl Multiplexed {
     /// A request's way on a connection that is there and has room.
-    pub fn take(&self, upstream: &Upstream, scheme: &Scheme) -> Option<Stream> {
+    pub fn take(&self, upstream: &Upstream, now: Nanos) -> Option<Stream> {
         let open = self.open.borrow();
         let all = open.get(&upstream.id)?;
         let usable = all.iter().filter(|one| one.is_usable(upstream));
@@ -76,19 +78,16 @@ impl Multiplexed {
             one.requests.get() < MAX_STREAMS.min(one.send.current_max_send_streams())
         };
         let best = usable.filter(room).min_by_key(|one| one.requests.get())?;
-        Some(begin(best, scheme.clone()))
+        Some(begin(best, now))
     }
 
     /// Speaks HTTP/2 on a new connection, and gives a request's way on it.
     ///
     /// # Errors
     /// What the upstream has said instead.
-    pub async fn open(
-        &self,
-        mut connection: Connection,
-        stream: Stream,
-        scheme: &Scheme,
-    ) -> Result<Stream, h2::Error> {
+    pub async fn open(&self, mut connection: Connection, now: Nanos) -> Result<Stream, h2::Error> {
+        // Its place is taken by one that leads nowhere: the library has it from now on.
+        let stream = std::mem::replace(&mut connection.stream, Stream::Pipe(Pipe::pair().0));
         let (send, mut driver) = h2::client::Builder::new()
             .initial_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
@@ -97,36 +96,37 @@ impl Multiplexed {
             .handshake::<_, Bytes>(stream)
             .await?;
         let upstream = connection.upstream().clone();
-        connection.stream = Stream::Pipe(Pipe::pair().0);
         let pings = driver.ping_pong();
         let shared = Rc::new(Shared {
             send,
             counted: connection,
-            requests: Cell::new(0),
-            idle_since: Cell::new(Nanos(0)),
-            closed: Cell::new(false),
+            requests: Rc::default(),
+            idle_since: Cell::new(now),
+            closed: Rc::default(),
             address_generation: upstream.address_generation(),
         });
-        let of_driver = shared.clone();
+        // It ends when nobody has a request on the connection, or would have another.
+        let (requests, closed) = (shared.requests.clone(), shared.closed.clone());
         tokio::task::spawn_local(async move {
             tokio::select! {
                 _ = driver => {}
-                () = keep_alive(pings, &of_driver) => {}
+                () = keep_alive(pings, &requests) => {}
             }
-            of_driver.closed.set(true);
+            closed.set(true);
         });
         self.open.borrow_mut().entry(upstream.id).or_default().push(shared.clone());
-        Ok(begin(&shared, scheme.clone()))
+        Ok(begin(&shared, now))
     }
 
     /// Forgets connections that are closed, of no use, or idle for longer than `keep_for` says.
-    pub fn sweep(&self, now: Nanos, keep_for: impl Fn(&Upstream) -> Duration) {
+    pub fn sweep(&self, now: Nanos) {
         self.open.borrow_mut().retain(|_, all| {
             all.retain(|one| {
                 let upstream = one.counted.upstream();
-                let busy = one.requests.get() > 0;
-                let fresh = now.since(one.idle_since.get()) < keep_for(upstream);
-                one.is_usable(upstream) && (busy || fresh)
+                if one.requests.get() > 0 {
+                    one.idle_since.set(now);
+                }
+                one.is_usable(upstream) && now.since(one.idle_since.get()) < KEEP
             });
             !all.is_empty()
         });
@@ -135,11 +135,11 @@ impl Multiplexed {
 
 /// Asks the upstream again and again whether it is there, while there are requests. Ready when
 /// it has not answered.
-async fn keep_alive(pings: Option<PingPong>, shared: &Shared) {
+async fn keep_alive(pings: Option<PingPong>, requests: &Cell<usize>) {
     let Some(mut pings) = pings else { return std::future::pending().await };
     loop {
         tokio::time::sleep(PING_EVERY).await;
-        if shared.requests.get() == 0 {
+        if requests.get() == 0 {
             continue;
         }
         let pong = tokio::time::timeout(PONG_WITHIN, pings.ping(Ping::opaque())).await;
@@ -150,9 +150,12 @@ async fn keep_alive(pings: Option<PingPong>, shared: &Shared) {
 }
 
 /// A request on a connection: the near end of a pipe, whose far end is looked after by a task.
-fn begin(shared: &Rc<Shared>, scheme: Scheme) -> Stream {
+fn begin(shared: &Rc<Shared>, now: Nanos) -> Stream {
+    let is_tls = shared.counted.upstream().is_tls;
+    let scheme = if is_tls { Scheme::HTTPS } else { Scheme::HTTP };
     let (near, far) = Pipe::pair();
     shared.requests.set(shared.requests.get() + 1);
+    shared.idle_since.set(now);
     let place = Place(shared.clone());
     tokio::task::spawn_local(async move {
         let far = Far { pipe: far, send: place.0.send.clone(), scheme };

@@ -13,7 +13,7 @@ use l7rp_core::upstream::passive::Fault;
 use l7rp_core::upstream::ramp;
 use l7rp_core::window::HalfLife;
 
-pub use super::member::Upstream;
+pub use super::member::{Speaks, Upstream};
 pub use super::place::{End, Place};
 
 use super::lineage::Lineage;

@@ -131,7 +131,7 @@ struct Answer {
 async fn ask(upstream: &Upstream, request: &str, plan: &ActiveHealth) -> Result<Answer, Failure> {
     // The whole probe has a limit; the connection needs none of its own.
     let connected = connect(upstream, plan.timeout * 2).await;
-    let mut stream = connected.map_err(|(failure, _)| failure)?;
+    let mut stream = connected.map_err(|(failure, _)| failure)?.stream;
     let mut sent = 0;
     while sent < request.len() {
         let written = poll_fn(|cx| stream.poll_write(cx, &request.as_bytes()[sent..], &[])).await;
