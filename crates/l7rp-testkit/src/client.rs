@@ -15,6 +15,12 @@ pub struct Client {
     pub wire: Wire,
 }
 
+impl From<TcpStream> for Client {
+    fn from(stream: TcpStream) -> Self {
+        Self::over(stream.into())
+    }
+}
+
 impl Client {
     /// Connects.
     #[track_caller]

@@ -78,18 +78,37 @@ impl Proxy {
         Self::run_in(program, arguments, tempfile::tempdir().expect("a directory"))
     }
 
+    /// As [`Proxy::start`], with a command whose environment, standard input and standard error
+    /// are the caller's business; the last arguments name the file.
+    ///
+    /// # Panics
+    /// It does not start.
+    #[track_caller]
+    pub fn start_by(command: &mut Command, yaml: &str) -> Self {
+        Self::spawn_by(command, yaml).serving(yaml)
+    }
+
+    /// As [`Proxy::start_by`], and waits for nothing.
+    pub fn spawn_by(command: &mut Command, yaml: &str) -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("config.yaml");
+        std::fs::write(&path, complete(yaml, directory.path())).expect("a file");
+        Self::watch(command.arg("--config").arg(path), directory)
+    }
+
     fn run_in(
         program: impl AsRef<Path>,
         arguments: impl IntoIterator<Item = impl AsRef<std::ffi::OsStr>>,
         directory: tempfile::TempDir,
     ) -> Self {
-        let mut child = Command::new(program.as_ref())
-            .args(arguments)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("the program runs");
+        let mut command = Command::new(program.as_ref());
+        command.args(arguments).stdin(Stdio::null()).stderr(Stdio::piped());
+        Self::watch(&mut command, directory)
+    }
+
+    /// Runs `command` and keeps what it writes.
+    fn watch(command: &mut Command, directory: tempfile::TempDir) -> Self {
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("the program runs");
         let lines = Arc::new(Mutex::new(Vec::new()));
         let errors = Arc::new(Mutex::new(String::new()));
         let (out, err) = (child.stdout.take(), child.stderr.take());
@@ -109,7 +128,8 @@ impl Proxy {
             }),
             thread::spawn(move || {
                 let mut part = [0; 4096];
-                let mut err = err.expect("a pipe");
+                // Somebody else may have it.
+                let Some(mut err) = err else { return };
                 while let Ok(n @ 1..) = err.read(&mut part) {
                     lock(&to_errors).push_str(&String::from_utf8_lossy(&part[..n]));
                 }
@@ -187,7 +207,12 @@ impl Proxy {
 
     /// All events of this name so far.
     pub fn events(&self, name: &str) -> Vec<Value> {
-        self.lines().into_iter().filter(|l| l["event"] == name).collect()
+        self.lines_that(|line| line["event"] == name)
+    }
+
+    /// All lines so far that this can tell.
+    pub(crate) fn lines_that(&self, is_it: impl Fn(&Value) -> bool) -> Vec<Value> {
+        lock(&self.lines).iter().filter(|line| is_it(line)).cloned().collect()
     }
 
     /// Waits for an event.
@@ -249,12 +274,22 @@ impl Proxy {
     /// It does not end within `limit`.
     #[track_caller]
     pub fn wait_exit(&mut self, limit: Duration) -> i32 {
-        let code = within(limit, || self.exit_code())
-            .unwrap_or_else(|| panic!("it still runs after {limit:?}\n{}", self.report()));
+        let code = self.wait_end(limit);
         for reader in self.readers.drain(..) {
             let _ = reader.join();
         }
         code
+    }
+
+    /// As [`Proxy::wait_exit`], but does not wait for what it wrote: another process that it has
+    /// started may go on writing to the same place.
+    ///
+    /// # Panics
+    /// It does not end within `limit`.
+    #[track_caller]
+    pub fn wait_end(&mut self, limit: Duration) -> i32 {
+        within(limit, || self.exit_code())
+            .unwrap_or_else(|| panic!("it still runs after {limit:?}\n{}", self.report()))
     }
 
     /// Resident memory, in octets.
@@ -309,7 +344,7 @@ impl Drop for Proxy {
     }
 }
 
-fn complete(yaml: &str, directory: &Path) -> String {
+pub(crate) fn complete(yaml: &str, directory: &Path) -> String {
     let mut text = yaml.replace("{dir}", &directory.to_string_lossy());
     if !text.lines().any(|line| line.starts_with("admin:")) {
         text.push_str("\nadmin: { bind: \"127.0.0.1:0\" }\n");

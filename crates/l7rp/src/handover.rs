@@ -34,8 +34,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub struct Offer {
     /// Its listening sockets.
     pub sockets: Vec<Offered>,
-    /// Whether it has backends that are ready.
-    pub ready: bool,
+    /// The pools of which it has backends that are ready.
+    pub ready: Vec<String>,
 }
 
 /// One listening socket; there is one for each worker, with the same name and address.
@@ -77,7 +77,7 @@ pub fn label(name: &str, bind: &str) -> String {
 /// An [`Offer`] but for its descriptors.
 #[derive(Serialize, Deserialize)]
 struct Header {
-    ready: bool,
+    ready: Vec<String>,
     sockets: Vec<Label>,
 }
 
@@ -97,7 +97,7 @@ pub fn send(channel: &UnixStream, offer: &Offer) -> io::Result<()> {
     let label = |s: &Offered| Label { name: s.name.clone(), bind: s.bind.clone(), kept: s.kept };
     let sockets = offer.sockets.iter().map(label).collect();
     let mut stream = Within::new(channel, PATIENCE)?;
-    stream.put(&Header { ready: offer.ready, sockets })?;
+    stream.put(&Header { ready: offer.ready.clone(), sockets })?;
     for batch in offer.sockets.chunks(BATCH) {
         let batch: Vec<BorrowedFd<'_>> = batch.iter().map(|s| s.socket.as_fd()).collect();
         stream.put_descriptors(&batch)?;

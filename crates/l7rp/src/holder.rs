@@ -1,6 +1,8 @@
-//! Who holds a port: read from `/proc`, for an error message that saves a search.
+//! What `/proc` knows of ports: who holds one, for an error message that saves a search, and
+//! whether anybody is about to connect to one.
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 
 /// The process that listens on `address`, as `name (pid 123)`, if it can be found out.
@@ -18,6 +20,21 @@ pub fn of_port(address: SocketAddr) -> Option<String> {
             .any(|fd| fs::read_link(fd.path()).is_ok_and(|to| to.as_os_str() == wanted.as_str()));
         let name = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
         holds.then(|| format!("{} (pid {pid})", name.trim()))
+    })
+}
+
+/// Whether the kernel knows of connections to `port` whose handshake is under way.
+pub fn has_handshakes(port: u16) -> bool {
+    const SYN_RECV: &str = "03";
+    let suffix = format!(":{port:04X}");
+    let is_one = |line: &str| {
+        let mut words = line.split_ascii_whitespace();
+        let (local, state) = (words.nth(1), words.nth(1));
+        local.is_some_and(|local| local.ends_with(&suffix)) && state == Some(SYN_RECV)
+    };
+    ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|table| {
+        let Ok(table) = fs::File::open(table) else { return false };
+        BufReader::new(table).lines().map_while(Result::ok).any(|line| is_one(&line))
     })
 }
 

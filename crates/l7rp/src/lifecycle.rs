@@ -3,21 +3,24 @@
 mod signals;
 mod upgrade;
 
+use std::path::PathBuf;
+use std::pin::pin;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use l7rp_core::names::Nanos;
+use rustix::process::{Pid, kill_process};
 
 use crate::clock::wall_ms;
-use crate::config::watch::Watch;
-use crate::config::{Diff, Plan, view};
+use crate::config::watch::{Known, Watch, look_at};
+use crate::config::{Diff, Places, Plan, view};
 use crate::handover::label;
-use crate::live::Process;
+use crate::live::{Going, Process};
 use crate::observe::event::{AllChanges, Changes, Event, Events, Level};
 use crate::observe::log::Log;
-use crate::running::{self, Going, Reloaded, Running};
+use crate::running::{self, Reloaded, Running};
 use crate::serve::doors::Given;
 use crate::systemd::{self, Notify};
 use signals::{Signals, Wish, ignore};
@@ -35,6 +38,8 @@ const ORDERLY: Duration = Duration::from_secs(1);
 const STUCK: Duration = Duration::from_secs(5);
 /// Why a process ends that another one has taken over from.
 const UPGRADED: &str = "SIGUSR2";
+/// How long reading the configuration may take.
+const READ_WITHIN: Duration = Duration::from_secs(30);
 /// How long the last log lines may take.
 const LAST_LINES: Duration = Duration::from_secs(1);
 
@@ -42,16 +47,18 @@ const LAST_LINES: Duration = Duration::from_secs(1);
 ///
 /// # Errors
 /// What is wrong with it, and where: a line for each.
-pub type Source = Arc<dyn Fn() -> Result<Plan, Vec<String>> + Send + Sync>;
+pub type Source = Arc<dyn Fn() -> Result<(Plan, Places), Vec<String>> + Send + Sync>;
 
 /// What a process does.
 pub struct Task {
     /// What to serve at first.
     pub plan: Plan,
+    /// Where its addresses are written.
+    pub places: Places,
     /// Where another plan comes from.
     pub source: Source,
-    /// Looks whether the files have changed.
-    pub watch: Option<Watch>,
+    /// The file whose changes are to be put in force by themselves.
+    pub watched: Option<PathBuf>,
     /// The least severity of lines.
     pub level: Level,
 }
@@ -71,6 +78,8 @@ pub fn serve(task: Task) -> ExitCode {
     };
     let events = Arc::new(Events::new(log.clone(), task.level));
     let code = runtime.block_on(run(task, &events)).unwrap_or_else(|e| fail(&e));
+    // A file that hangs must not hold the exit.
+    runtime.shutdown_background();
     log.finish(LAST_LINES);
     code
 }
@@ -82,7 +91,7 @@ fn fail(words: &str) -> ExitCode {
 }
 
 async fn run(task: Task, events: &Arc<Events>) -> Result<ExitCode, String> {
-    let Task { plan, source, watch, .. } = task;
+    let Task { plan, places, source, watched, .. } = task;
     // Before the start, so that no signal finds the process without an answer.
     let mut signals = Signals::new().map_err(|e| format!("cannot catch signals: {e}"))?;
     let max_open_files = running::raise_open_files();
@@ -90,19 +99,24 @@ async fn run(task: Task, events: &Arc<Events>) -> Result<ExitCode, String> {
     if inherited.has_predecessor() {
         events.log().share();
     }
+    let watch = watched.map(|file| Watch::start(&file, &plan)).transpose();
+    let watch = watch.map_err(|e| format!("cannot start a thread that watches files: {e}"))?;
     let offered: Vec<_> = inherited.given.iter().map(label_of).collect();
-    let ready_within = inherited.ready_within();
+    let ready = inherited.ready();
     let given = &mut inherited.given;
-    let started = running::start(plan, events, max_open_files, given, ready_within);
+    let started = running::start(plan, events, max_open_files, given, ready);
     let running = started.map_err(|e| {
-        inherited.answer(Err(&e.to_string()));
-        e.to_string()
+        let why = e.with_place(&places);
+        inherited.answer(Err(&why));
+        why
     })?;
     count_panics(running.process());
     let left: Vec<_> = inherited.given.drain(..).map(|given| label_of(&given)).collect();
+    let spare: Vec<_> = running.spare().map(label_of).collect();
     inherited.answer(Ok(offered.into_iter().filter(|label| !left.contains(label)).collect()));
-    if !left.is_empty() {
-        events.emit(&Event::SocketsUnused { sockets: left });
+    if !left.is_empty() || !spare.is_empty() {
+        let sockets = left.into_iter().chain(spare).collect();
+        events.emit(&Event::SocketsUnused { sockets });
     }
     let manager = Notify::from_env();
     manager.ready(&serving(&running));
@@ -125,7 +139,7 @@ fn serving(running: &Running) -> String {
     format!("serving configuration {generation} on {}", listeners.join(", "))
 }
 
-/// Says that the process is alive for as long as all of its threads are.
+/// Says that the process is alive for as long as its workers are, from the control thread.
 async fn keep_watched(process: Arc<Process>, every: Duration) {
     let manager = Notify::from_env();
     loop {
@@ -161,20 +175,50 @@ impl Service {
                 },
                 () = changed(&mut self.watch) => "file",
             };
-            self.reload(cause).await;
+            if let Some(why) = self.reload(cause, signals).await {
+                return why;
+            }
         }
     }
 
-    /// Reads the configuration again and puts it in force, or says why not.
-    async fn reload(&mut self, cause: &'static str) {
+    /// Reads the configuration again and puts it in force, or says why not. `Some`: the process
+    /// is to end, and why.
+    async fn reload(&mut self, cause: &'static str, signals: &mut Signals) -> Option<&'static str> {
         let process = self.running.process().clone();
-        let began = process.clock.now();
+        let mut began = process.clock.now();
         self.manager.reloading();
-        let read = self.source.clone();
-        // Where the file is may hang, and signals must be heard all the same.
-        let plan = tokio::task::spawn_blocking(move || read()).await;
-        let plan = plan.unwrap_or_else(|e| Err(vec![format!("reading was given up: {e}")]));
-        let done = plan.and_then(|plan| self.running.reload(plan).map_err(|e| vec![e.to_string()]));
+        let read = loop {
+            let reading = read(&self.source, self.watch.as_ref());
+            let mut reading = pin!(tokio::time::timeout(READ_WITHIN, reading));
+            tokio::select! {
+                read = &mut reading => break read,
+                wish = signals.next() => match wish {
+                    Wish::Stop(why) => return Some(why),
+                    // The file may have changed since it was begun to be read.
+                    Wish::Reload => began = process.clock.now(),
+                    Wish::Upgrade => {
+                        ignore(wish, "the configuration is being read", &self.events);
+                    }
+                },
+            }
+        };
+        let (seen, plan) = read.unwrap_or_else(|_| {
+            let why = format!("reading the configuration took longer than {READ_WITHIN:?}");
+            (Known::new(), Err(vec![why]))
+        });
+        let done = plan.and_then(|(plan, places)| {
+            self.running.reload(plan).map_err(|e| vec![e.with_place(&places)])
+        });
+        if let Some(watch) = &mut self.watch {
+            watch.were_read(seen, &process.snapshot().plan);
+        }
+        self.tell(cause, began, done);
+        None
+    }
+
+    /// Tells what a reload has come to.
+    fn tell(&self, cause: &'static str, began: Nanos, done: Result<Reloaded, Vec<String>>) {
+        let process = self.running.process();
         let in_force = done.as_ref().map_or_else(|_| process.clock.now(), |done| done.in_force);
         let took = in_force.since(began);
         let reloads = &process.reloads;
@@ -195,9 +239,6 @@ impl Service {
                 self.manager.ready(&format!("{}; reload refused: {why}", serving(&self.running)));
                 self.events.emit(&Event::ConfigRejected { cause, generation, took_ms, errors });
             }
-        }
-        if let Some(watch) = &mut self.watch {
-            watch.also(&process.snapshot().plan);
         }
     }
 
@@ -221,9 +262,7 @@ impl Service {
                 outcome = upgrade.outcome() => break outcome,
                 wish = signals.next() => match wish {
                     Wish::Stop(why) => {
-                        upgrade.give_up().await;
-                        let why_not = format!("{why} came first");
-                        self.events.emit(&Event::UpgradeFailed { why: why_not });
+                        self.call_off(upgrade, began, why).await;
                         return Some(why);
                     }
                     wish => ignore(wish, "another process is about to take over", &self.events),
@@ -245,6 +284,22 @@ impl Service {
         }
     }
 
+    /// The process is to stop, and so is the one that is about to take its place.
+    async fn call_off(&mut self, upgrade: Upgrade, began: Nanos, why: &'static str) {
+        let pid = upgrade.pid;
+        let Ok(taken) = upgrade.give_up().await else {
+            self.events.emit(&Event::UpgradeFailed { why: format!("{why} came first") });
+            return;
+        };
+        // It serves already: it drains as well, and what waits in the sockets is its.
+        self.running.hand_over(&taken);
+        let took_ms = millis(self.running.process().clock.now().since(began));
+        self.events.emit(&Event::UpgradeComplete { pid, took_ms });
+        if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
+            let _ = kill_process(pid, rustix::process::Signal::TERM);
+        }
+    }
+
     /// Drains and stops; the exit code.
     async fn drain(mut self, signals: &mut Signals, why: &'static str) -> ExitCode {
         let process = self.running.process().clone();
@@ -258,7 +313,9 @@ impl Service {
         }
         let began = process.clock.now();
         let before = Going::on(&process);
-        self.running.leave();
+        if why != UPGRADED {
+            self.running.leave();
+        }
         self.events.emit(&Event::ShutdownStarted {
             why,
             in_progress: before.requests + before.tunnels,
@@ -269,9 +326,17 @@ impl Service {
         });
         let events = &self.events;
         let again = async {
-            // Some supervisors signal a process and then its group: that is one signal.
-            while process.clock.now().since(began) < SAME_SIGNAL {
+            if why == UPGRADED {
+                // The first that asks to stop: that is under way.
                 signals.stop(events).await;
+            }
+            let first = if why == UPGRADED { process.clock.now() } else { began };
+            // Some supervisors signal a process and then its group: that is one signal.
+            loop {
+                signals.stop(events).await;
+                if process.clock.now().since(first) >= SAME_SIGNAL {
+                    return;
+                }
             }
         };
         let orderly = tokio::select! {
@@ -280,7 +345,8 @@ impl Service {
         };
         self.running.stop();
         let after = Going::on(&process);
-        let (took_ms, cut) = (millis(process.clock.now().since(began)), after.cut);
+        let took_ms = millis(process.clock.now().since(began));
+        let cut = after.cut - before.cut;
         if orderly {
             let tunnels_closed = after.tunnels_closed;
             self.events.emit(&Event::ShutdownComplete { took_ms, cut, tunnels_closed });
@@ -291,6 +357,19 @@ impl Service {
             ExitCode::from(FORCED)
         }
     }
+}
+
+/// Reads the configuration, and before that what its files are like.
+async fn read(
+    source: &Source,
+    watch: Option<&Watch>,
+) -> (Known, Result<(Plan, Places), Vec<String>>) {
+    let source = source.clone();
+    let paths = watch.map(|watch| watch.paths().to_vec()).unwrap_or_default();
+    // Where the file is may hang.
+    let read = move || (look_at(&paths, &Known::new()), source());
+    let read = tokio::task::spawn_blocking(read).await;
+    read.unwrap_or_else(|e| (Known::new(), Err(vec![format!("reading was given up: {e}")])))
 }
 
 /// Waits until the files have changed; for ever, if nobody looks.
@@ -315,7 +394,8 @@ fn told(cause: &'static str, took_ms: f64, done: &Reloaded, plan: &Plan) -> Even
         cause,
         generation: done.generation,
         took_ms,
-        kept_connections: connections,
+        kept_connections: connections.saturating_sub(done.leaving),
+        leaving_connections: done.leaving,
         kept_tunnels: tunnels,
         in_flight: requests,
         closed: done.closed,

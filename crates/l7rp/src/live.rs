@@ -2,7 +2,7 @@
 //! snapshot and uses it to its end, whatever is put in force meanwhile.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwap;
@@ -16,7 +16,7 @@ use crate::clock::Clock;
 use crate::config::plan::{self, Plan};
 use crate::limiter::Limiter;
 use crate::observe::event::Events;
-use crate::observe::stats::{ListenerStats, Reloads, RouteStats, WorkerStats};
+use crate::observe::stats::{Count, ListenerStats, Reloads, RouteStats, WorkerStats};
 use crate::upstream::pool::{Making, Pool};
 
 /// A plan in force.
@@ -58,8 +58,9 @@ pub struct Listener {
     pub plan: plan::Listener,
     /// Its place among the listeners.
     pub index: usize,
-    /// The [`Door::id`] of the address that it listens on.
-    pub door: u64,
+    /// The [`Door::id`]s of the addresses that it listens on: its own, and others that are open
+    /// and part of it.
+    pub doors: Vec<u64>,
     /// Bounds of a request head.
     pub limits: Limits,
     /// Requests in progress.
@@ -76,31 +77,49 @@ pub struct Listener {
 pub struct Door {
     /// Never used twice in a process.
     pub id: u64,
-    /// Set once nothing in force uses it: the last snapshot that did. Who came in here before
-    /// is served by it where no listener has taken the place of this one.
-    closed: OnceLock<Arc<Snapshot>>,
-    handed_over: AtomicBool,
+    /// Connections that came in here.
+    pub inside: AtomicUsize,
+    /// Set before nothing in force uses it any more.
+    closed: OnceLock<Closed>,
+    kept: AtomicBool,
+}
+
+/// Who serves those that came in at a door which is closed.
+#[derive(Debug)]
+struct Closed {
+    /// The door that its listener has moved to, if it has.
+    moved_to: Option<u64>,
+    /// The last snapshot that used it.
+    last: Arc<Snapshot>,
 }
 
 impl Door {
     /// One with this id.
     pub fn new(id: u64) -> Self {
-        Self { id, closed: OnceLock::new(), handed_over: AtomicBool::new(false) }
+        Self {
+            id,
+            inside: AtomicUsize::new(0),
+            closed: OnceLock::new(),
+            kept: AtomicBool::new(false),
+        }
     }
 
-    /// Another process has its sockets too, and goes on accepting.
-    pub fn hand_over(&self) {
-        self.handed_over.store(true, Ordering::Relaxed);
+    /// Another process has its sockets too, a successor or a service manager: what waits in them
+    /// is its, once this process does not accept any more.
+    pub fn is_kept_by_another(&self) {
+        self.kept.store(true, Ordering::Relaxed);
     }
 
-    /// Whether [`Door::hand_over`] was called.
-    pub fn is_handed_over(&self) -> bool {
-        self.handed_over.load(Ordering::Relaxed)
+    /// Whether [`Door::is_kept_by_another`] was called.
+    pub fn is_kept(&self) -> bool {
+        self.kept.load(Ordering::Relaxed)
     }
 
-    /// Nothing in force uses it any more; `last` was the last that did.
-    pub fn close(&self, last: Arc<Snapshot>) {
-        let _ = self.closed.set(last);
+    /// Nothing will use it any more after `last`. To be called before something else is put in
+    /// force, so that nobody is ever without a listener. `moved_to`: the [`Door::id`] of the
+    /// address that its listener has from then on.
+    pub fn close(&self, last: Arc<Snapshot>, moved_to: Option<u64>) {
+        let _ = self.closed.set(Closed { moved_to, last });
     }
 
     /// Whether connections that came in here end after their request.
@@ -113,12 +132,14 @@ impl Door {
         &'a self,
         listener: &'a Arc<Listener>,
         in_force: &'a Arc<Snapshot>,
-    ) -> (&'a Arc<Listener>, &'a Arc<Snapshot>) {
-        let of = |snapshot: &'a Arc<Snapshot>| {
-            snapshot.listener_after(listener, self.id).map(|found| (found, snapshot))
+    ) -> Option<(&'a Arc<Listener>, &'a Arc<Snapshot>)> {
+        let at = |snapshot: &'a Arc<Snapshot>, door| {
+            snapshot.listener_at(listener, door).map(|found| (found, snapshot))
         };
-        let found = of(in_force).or_else(|| self.closed.get().and_then(of));
-        found.unwrap_or((listener, in_force))
+        at(in_force, self.id).or_else(|| {
+            let Closed { moved_to, last } = self.closed.get()?;
+            moved_to.and_then(|door| at(in_force, door)).or_else(|| at(last, self.id))
+        })
     }
 }
 
@@ -151,18 +172,20 @@ pub struct Process {
     draining_since: AtomicU64,
     /// What is left is ended in order.
     ending: AtomicBool,
+    /// Another process serves in the place of this one.
+    succeeded: AtomicBool,
     access_log: AtomicBool,
 }
 
 impl Process {
-    /// A process that serves `plan` on `doors`, one for each listener.
+    /// A process that serves `plan` on `doors`: their ids, for each listener.
     pub fn new(
         clock: Clock,
         events: &Arc<Events>,
         workers: usize,
         max_open_files: u64,
         plan: Plan,
-        doors: &[Arc<Door>],
+        doors: Vec<Vec<u64>>,
     ) -> Self {
         let making = Making::new(workers, events);
         let snapshot = Snapshot::new(plan, doors, None, &making, max_open_files, clock.now());
@@ -183,12 +206,13 @@ impl Process {
             leaving: AtomicBool::new(false),
             draining_since: AtomicU64::new(0),
             ending: AtomicBool::new(false),
+            succeeded: AtomicBool::new(false),
         }
     }
 
     /// What `plan` would put in force: live objects of the snapshot in force go on where nothing
     /// about them changes. Nothing changes before [`Process::put_in_force`].
-    pub fn prepare(&self, plan: Plan, doors: &[Arc<Door>]) -> Snapshot {
+    pub fn prepare(&self, plan: Plan, doors: Vec<Vec<u64>>) -> Snapshot {
         let old = self.snapshot();
         let now = self.clock.now();
         Snapshot::new(plan, doors, Some(&old), &self.making, self.max_open_files, now)
@@ -200,7 +224,7 @@ impl Process {
         self.access_log.store(new.plan.access_log, Ordering::Relaxed);
         let new = Arc::new(new);
         let old = self.live.swap(new.clone());
-        new.take_over(&old, self.max_open_files);
+        new.take_over(&old, self.max_open_files, self.clock.now());
         self.generation.fetch_add(1, Ordering::Release);
         old
     }
@@ -254,7 +278,17 @@ impl Process {
         self.leaving.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the process should be sent traffic: not draining, and some pool that a route
+    /// Another process serves in the place of this one.
+    pub fn has_heir(&self) {
+        self.succeeded.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether [`Process::has_heir`] was called.
+    pub fn is_succeeded(&self) -> bool {
+        self.succeeded.load(Ordering::Relaxed)
+    }
+
+    /// Whether the service should be sent traffic: not draining, and some pool that a route
     /// uses has an upstream that can be chosen.
     pub fn is_ready(&self) -> bool {
         let snapshot = self.live.load();
@@ -269,35 +303,76 @@ impl Process {
         // Routes that answer by themselves need no upstream.
         let can_answer =
             pools.peek().is_none() || pools.any(|pool| pool.has_eligible(self.clock.now()));
-        !self.leaving.load(Ordering::Relaxed) && !self.is_draining() && can_answer
+        let is_leaving = self.leaving.load(Ordering::Relaxed) || self.is_draining();
+        // With an heir, whoever still asks here asks about the service, which goes on.
+        can_answer && (!is_leaving || self.is_succeeded())
+    }
+}
+
+/// What goes on in a process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Going {
+    /// Connections of clients.
+    pub connections: u64,
+    /// Tunnels among them.
+    pub tunnels: u64,
+    /// Requests in progress, tunnels apart.
+    pub requests: u64,
+    /// Requests that the proxy has cut off since it began.
+    pub cut: u64,
+    /// Tunnels that it has closed at the end of a grace.
+    pub tunnels_closed: u64,
+}
+
+impl Going {
+    /// In `process`, now.
+    pub fn on(process: &Process) -> Self {
+        let sum = |count: fn(&WorkerStats) -> &Count| -> u64 {
+            process.counts.iter().map(|counts| count(counts).get()).sum()
+        };
+        // What has ended is read first, so that nothing seems to have ended before it began.
+        let (closed, ended) = (sum(|c| &c.connections_closed), sum(|c| &c.tunnels_ended));
+        let tunnels = sum(|c| &c.tunnels_opened).saturating_sub(ended);
+        Self {
+            connections: sum(|c| &c.connections_opened).saturating_sub(closed),
+            tunnels,
+            requests: u64::from(process.slots.used()).saturating_sub(tunnels),
+            cut: sum(|c| &c.cut),
+            tunnels_closed: sum(|c| &c.tunnels_closed),
+        }
     }
 }
 
 impl Snapshot {
-    /// Makes what `plan` needs, and takes from `old` what stays. `doors`: one for each listener.
+    /// Makes what `plan` needs, and takes from `old` what stays. `doors`: ids, for each listener.
     fn new(
         plan: Plan,
-        doors: &[Arc<Door>],
+        doors: Vec<Vec<u64>>,
         old: Option<&Self>,
         making: &Making,
         max_open_files: u64,
         now: Nanos,
     ) -> Self {
-        let pools = plan.pools.iter().map(|pool| {
-            let before = old.and_then(|old| old.pools.iter().find(|p| p.plan.name == pool.name));
-            match before {
-                Some(before) if before.plan == *pool => before.clone(),
-                _ => Pool::new(pool, before.map(AsRef::as_ref), making, now),
-            }
-        });
-        let pools = pools.collect();
-        let listeners = plan.listeners.iter().zip(doors).enumerate().map(|(ix, (plan, door))| {
-            let before = old
-                .and_then(|old| old.listeners.iter().find(|before| before.plan.name == plan.name));
-            let same = before.filter(|b| b.plan == *plan && b.index == ix && b.door == door.id);
+        let pools = making_pools(&plan, old, making, now);
+        let by_name: HashMap<&str, &Arc<Listener>> = old
+            .map(|old| old.listeners.iter().map(|l| (l.plan.name.as_str(), l)).collect())
+            .unwrap_or_default();
+        let listeners = plan.listeners.iter().zip(doors).enumerate().map(|(ix, (plan, doors))| {
+            let named = by_name.get(plan.name.as_str()).copied();
+            let same = named.filter(|b| b.plan == *plan && b.index == ix && b.doors == doors);
             same.cloned().unwrap_or_else(|| {
-                let before = before.map(AsRef::as_ref);
-                Arc::new(Listener::new(plan, ix, door, before, making.workers, max_open_files))
+                let mut listener = Listener::new(plan, ix, doors, making.workers, max_open_files);
+                if let Some(named) = named {
+                    listener.stats = named.stats.clone();
+                }
+                // Connections and requests in progress are those of an address.
+                let all = || old.into_iter().flat_map(|old| &old.listeners);
+                let here = all().find(|b| listener.doors.first().is_some_and(|d| b.uses(*d)));
+                if let Some(before) = here.or(named) {
+                    listener.slots = before.slots.clone();
+                    listener.connections = before.connections.clone();
+                }
+                Arc::new(listener)
             })
         });
         let listeners = listeners.collect();
@@ -313,15 +388,14 @@ impl Snapshot {
     }
 
     /// Puts new rules in force for what is shared with `old`, and retires what is not.
-    fn take_over(&self, old: &Self, max_open_files: u64) {
+    fn take_over(&self, old: &Self, max_open_files: u64, now: Nanos) {
         for listener in &self.listeners {
             listener.slots.set_max(listener.plan.max_in_flight);
             listener.connections.set_max(max_connections(&listener.plan, max_open_files));
         }
-        for pool in &self.pools {
-            if !old.pools.iter().any(|before| Arc::ptr_eq(before, pool)) {
-                pool.take_over();
-            }
+        let kept: HashSet<*const Pool> = old.pools.iter().map(Arc::as_ptr).collect();
+        for pool in self.pools.iter().filter(|pool| !kept.contains(&Arc::as_ptr(pool))) {
+            pool.take_over(now);
         }
         let used: HashSet<usize> =
             self.pools.iter().flat_map(|pool| &pool.upstreams).map(|u| u.id).collect();
@@ -331,46 +405,64 @@ impl Snapshot {
         }
     }
 
-    /// The listener of those that came in by `listener`, which may be of an older snapshot, at
-    /// this door: most of the time it is the same.
-    fn listener_after(&self, listener: &Arc<Listener>, door: u64) -> Option<&Arc<Listener>> {
-        let same = self.listeners.get(listener.index).filter(|l| Arc::ptr_eq(l, listener));
-        let all = || self.listeners.iter();
-        same.or_else(|| all().find(|l| l.door == door))
-            .or_else(|| all().find(|l| l.plan.name == listener.plan.name))
+    /// The listener that uses a door: most of the time it is the same as before.
+    fn listener_at(&self, before: &Arc<Listener>, door: u64) -> Option<&Arc<Listener>> {
+        let same = self.listeners.get(before.index).filter(|l| Arc::ptr_eq(l, before));
+        same.or_else(|| self.listeners.iter().find(|l| l.uses(door)))
     }
 }
 
 impl Listener {
+    /// Whether it listens at the door with this id.
+    pub fn uses(&self, door: u64) -> bool {
+        self.doors.contains(&door)
+    }
+
     fn new(
         plan: &plan::Listener,
         index: usize,
-        door: &Door,
-        before: Option<&Self>,
+        doors: Vec<u64>,
         workers: usize,
         max_open_files: u64,
     ) -> Self {
         Self {
             plan: plan.clone(),
             index,
-            door: door.id,
+            doors,
             limits: Limits {
                 max_head: plan.timeouts.max_header_bytes,
                 max_fields: plan.limits.max_headers,
                 max_target: plan.limits.max_target_bytes,
             },
-            slots: before
-                .map_or_else(|| Arc::new(Slots::new(plan.max_in_flight)), |b| b.slots.clone()),
-            connections: before.map_or_else(
-                || Arc::new(Slots::new(max_connections(plan, max_open_files))),
-                |before| before.connections.clone(),
-            ),
-            stats: before.map_or_else(
-                || (0..workers).map(|_| ListenerStats::default()).collect(),
-                |before| before.stats.clone(),
-            ),
+            slots: Arc::new(Slots::new(plan.max_in_flight)),
+            connections: Arc::new(Slots::new(max_connections(plan, max_open_files))),
+            stats: (0..workers).map(|_| ListenerStats::default()).collect(),
         }
     }
+}
+
+/// The pools of a plan: those that were there before, new generations of them, and new ones. One
+/// that nobody knows by its name takes over from one that is gone and has had upstreams in common.
+fn making_pools(
+    plan: &Plan,
+    old: Option<&Snapshot>,
+    making: &Making,
+    now: Nanos,
+) -> Vec<Arc<Pool>> {
+    let by_name: HashMap<&str, &Arc<Pool>> = old
+        .map(|old| old.pools.iter().map(|pool| (pool.plan.name.as_str(), pool)).collect())
+        .unwrap_or_default();
+    let stays: HashSet<&str> = plan.pools.iter().map(|pool| pool.name.as_str()).collect();
+    let gone = || by_name.values().filter(|pool| !stays.contains(pool.plan.name.as_str()));
+    let pools = plan.pools.iter().map(|pool| match by_name.get(pool.name.as_str()) {
+        Some(before) if before.plan == *pool => (*before).clone(),
+        Some(before) => Pool::new(pool, Some(before), making, now),
+        None => {
+            let renamed = gone().find(|gone| gone.shares_upstreams(pool));
+            Pool::new(pool, renamed.map(AsRef::as_ref), making, now)
+        }
+    });
+    pools.collect()
 }
 
 fn max_connections(plan: &plan::Listener, max_open_files: u64) -> u32 {

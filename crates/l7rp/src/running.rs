@@ -15,12 +15,12 @@ use tokio::task::AbortHandle;
 
 use crate::admin;
 use crate::clock::Clock;
+use crate::config::Places;
 use crate::config::plan::{Bind, Plan};
 use crate::handover::{Offer, Offered, label};
 use crate::live::Process;
 use crate::observe::event::{Event, Events};
-use crate::observe::stats::{Count, WorkerStats};
-use crate::serve::doors::{Given, OpenError, Opened, real_address, take_given};
+use crate::serve::doors::{Given, OpenError, Opened, real_address, remove_file, take_given};
 use crate::serve::listen::{self, BindError, Bound};
 use crate::serve::run_worker::{self, Order, Phase};
 use crate::upstream::pool::Pool;
@@ -31,6 +31,8 @@ pub use reload::Reloaded;
 /// How long a start or a reload waits until names of new upstreams have addresses, and pools
 /// that are new have somebody who passes their checks.
 const FIRST_ANSWERS: Duration = Duration::from_secs(1);
+/// How long a process that takes over waits until what worked before works with it.
+const READY_WITHIN: Duration = Duration::from_secs(30);
 /// The name of the admin endpoints' socket.
 const ADMIN: &str = "admin";
 /// How often it looks.
@@ -43,10 +45,10 @@ pub enum StartError {
     Listener(OpenError),
     /// The address of the admin endpoints cannot be had.
     Admin(BindError),
-    /// The system gives no thread or runtime.
+    /// The system gives no thread, runtime or descriptor.
     System(std::io::Error),
-    /// No backend was ready within this time.
-    NotReady(Duration),
+    /// The pool with this name had no backend that was ready in time.
+    NotReady(String),
 }
 
 impl fmt::Display for StartError {
@@ -54,9 +56,23 @@ impl fmt::Display for StartError {
         match self {
             Self::Listener(e) => e.fmt(f),
             Self::Admin(e) => write!(f, "admin: {e}"),
-            Self::NotReady(limit) => write!(f, "no backend was ready within {limit:?}"),
-            Self::System(e) => write!(f, "cannot start a thread: {e}"),
+            Self::NotReady(pool) => {
+                write!(f, "pool {pool}: no backend was ready within {READY_WITHIN:?}")
+            }
+            Self::System(e) => write!(f, "the system has no more to give: {e}"),
         }
+    }
+}
+
+impl StartError {
+    /// For people, with the place in the configuration if it is about one.
+    pub fn with_place(&self, places: &Places) -> String {
+        let place = match self {
+            Self::Listener(e) => places.listener(&e.listener),
+            Self::Admin(_) => places.admin(),
+            Self::System(_) | Self::NotReady(_) => None,
+        };
+        place.map_or_else(|| self.to_string(), |place| format!("{place}: {self}"))
     }
 }
 
@@ -84,6 +100,10 @@ pub struct Running {
     upkeep: Upkeep,
     doors: Vec<Opened>,
     last_door: u64,
+    /// Addresses that are being given up.
+    closing: Vec<reload::Closing>,
+    /// Sockets that a service manager has handed to the process, and that nothing uses.
+    spare: Vec<Given>,
     admin: Option<AdminDoor>,
 }
 
@@ -99,11 +119,33 @@ struct Worker {
 struct AdminDoor {
     bind: Bind,
     socket: Bound,
+    /// Somebody else has the socket too.
+    kept: bool,
     task: AbortHandle,
 }
 
+impl AdminDoor {
+    /// Nobody shall come in any more; who is there is served.
+    fn close(self) {
+        self.task.abort();
+        if !self.kept {
+            remove_file(&self.bind);
+        }
+    }
+}
+
+/// A socket for the admin endpoints.
+#[derive(Debug)]
+struct AdminSocket {
+    bind: Bind,
+    socket: Bound,
+    /// The same socket, for whoever serves.
+    handle: Bound,
+    kept: bool,
+}
+
 /// Starts what `plan` describes. Of the sockets that were `given` it takes those that fit. With
-/// `ready_within`, nothing is accepted before there are backends that are ready.
+/// `ready`, nothing is accepted before the pools with these names have backends that are ready.
 ///
 /// # Errors
 /// An address cannot be had, the system gives no thread, or no backend is ready in time; then
@@ -113,24 +155,20 @@ pub fn start(
     events: &Arc<Events>,
     max_open_files: u64,
     given: &mut Vec<Given>,
-    ready_within: Option<Duration>,
+    ready: Option<Vec<String>>,
 ) -> Result<Running, StartError> {
     let clock = Clock::new();
     let count = plan
         .workers
         .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, std::num::NonZero::get));
     let mut doors = Vec::new();
-    let mut handles = Vec::new();
-    for (id, listener) in (0..).zip(&plan.listeners) {
-        let beside_own = has_port_of(given, &listener.bind);
-        let opened = Opened::open(listener, given, id, count, beside_own)?;
-        handles.push(opened.handles(count)?);
-        doors.push(opened);
-    }
-    let admin_bind = plan.admin.clone();
-    let admin = admin_bind.map(|bind| open_admin(bind, given, false)).transpose()?;
-    let of_listeners: Vec<_> = doors.iter().map(|opened| opened.door.clone()).collect();
-    let process = Process::new(clock, events, count, max_open_files, plan, &of_listeners);
+    let (handles, admin) = open_all(&plan, given, count, &mut doors).inspect_err(|_| {
+        for opened in &mut doors {
+            given.extend(opened.forget());
+        }
+    })?;
+    let ids = doors.iter().map(|opened| vec![opened.door.id]).collect();
+    let process = Process::new(clock, events, count, max_open_files, plan, ids);
     let process = Arc::new(process);
     let (phase, phases) = watch::channel(Phase::Serve);
     let (runtime, control) = start_control(phases.clone())?;
@@ -148,15 +186,25 @@ pub fn start(
         upkeep,
         doors,
         last_door,
+        closing: Vec::new(),
+        spare: Vec::new(),
         admin: None,
     };
-    running.admin = admin.map(|(bind, socket, handle)| running.serve_admin(bind, socket, handle));
+    let mut admin = admin;
+    if ready.is_none() {
+        running.admin = admin.take().map(|socket| running.serve_admin(socket));
+    }
     // A name that takes longer does not hold the start; its upstream is ineligible meanwhile.
     let pools = running.process.snapshot().pools.clone();
     running.wait_until(FIRST_ANSWERS, move || pools.iter().all(|pool| has_first_answers(pool)));
-    if let Some(limit) = ready_within {
-        running.get_ready(limit)?;
+    if let Err(e) = ready.map_or(Ok(()), |ready| running.get_ready(&ready)) {
+        running.stop();
+        return Err(e);
     }
+    // Not before: it would say of the service that it is not ready, while another process is.
+    running.admin = admin.map(|socket| running.serve_admin(socket)).or(running.admin);
+    // What a service manager has passed, and nothing uses yet.
+    running.spare.extend(given.extract_if(.., |given| given.kept));
     for (opened, handles) in running.doors.iter().zip(handles) {
         running.accept(opened, handles);
     }
@@ -164,25 +212,43 @@ pub fn start(
     Ok(running)
 }
 
-/// A socket for the admin endpoints, and another handle of it.
+/// A socket for the admin endpoints.
 fn open_admin(
     bind: Bind,
     given: &mut Vec<Given>,
     beside_own: bool,
-) -> Result<(Bind, Bound, Bound), StartError> {
+) -> Result<AdminSocket, StartError> {
     let given = take_given(ADMIN, &bind, given);
+    let kept = given.as_ref().is_some_and(|(_, kept)| *kept);
     let socket = match given.and_then(|(mut sockets, _)| sockets.pop()) {
         Some(socket) => socket,
         None => listen::bind_one(&bind, beside_own).map_err(StartError::Admin)?,
     };
+    socket.listen()?;
     let handle = socket.try_clone()?;
-    Ok((bind, socket, handle))
+    Ok(AdminSocket { bind, socket, handle, kept })
 }
 
-/// Whether somebody else listens on the port who has given us sockets, at whatever address.
-fn has_port_of(given: &[Given], bind: &Bind) -> bool {
-    let Bind::Tcp(address) = bind else { return false };
-    given.iter().filter_map(|given| given.socket.local()).any(|a| a.port() == address.port())
+/// Handles of the sockets of each listener, and the socket of the admin endpoints.
+type AllOpened = (Vec<Vec<Vec<Bound>>>, Option<AdminSocket>);
+
+/// Opens all addresses of a plan; nobody can connect before all are had.
+fn open_all(
+    plan: &Plan,
+    given: &mut Vec<Given>,
+    workers: usize,
+    doors: &mut Vec<Opened>,
+) -> Result<AllOpened, StartError> {
+    for (id, listener) in (0..).zip(&plan.listeners) {
+        // Those that were given are of somebody who has more of the kind.
+        let of_given = given.iter().filter_map(|given| given.socket.local());
+        let own = doors.iter().map(|opened: &Opened| opened.bind.clone()).chain(of_given);
+        let beside_own = own.into_iter().any(|own| listen::overlap(&own, &listener.bind));
+        doors.push(Opened::open(listener, given, id, workers, beside_own)?);
+    }
+    let admin = plan.admin.clone().map(|bind| open_admin(bind, given, false)).transpose()?;
+    let handles = doors.iter_mut().map(|opened| opened.handles(workers));
+    Ok((handles.collect::<Result<_, _>>()?, admin))
 }
 
 fn has_first_answers(pool: &Pool) -> bool {
@@ -248,6 +314,11 @@ impl Running {
         self.admin.as_ref().map(|admin| real_address(&admin.bind, Some(&admin.socket)))
     }
 
+    /// Sockets that a service manager has passed, and that nothing uses.
+    pub fn spare(&self) -> impl Iterator<Item = &Given> {
+        self.spare.iter()
+    }
+
     /// What all threads share.
     pub fn process(&self) -> &Arc<Process> {
         &self.process
@@ -256,7 +327,7 @@ impl Running {
     /// Has the workers accept at a door; `handles`: of its sockets, for each worker.
     fn accept(&self, opened: &Opened, handles: Vec<Vec<Bound>>) {
         let snapshot = self.process.snapshot();
-        let listener = snapshot.listeners.iter().find(|l| l.door == opened.door.id);
+        let listener = snapshot.listeners.iter().find(|l| l.uses(opened.door.id));
         let Some(listener) = listener else { return };
         for (worker, handles) in self.workers.iter().zip(handles) {
             for socket in handles {
@@ -266,15 +337,18 @@ impl Running {
         }
     }
 
-    /// Waits until requests can be served.
-    fn get_ready(&self, limit: Duration) -> Result<(), StartError> {
-        let (process, pools) = (self.process.clone(), self.process.snapshot().pools.clone());
-        let clock = process.clock;
-        self.wait_until(FIRST_ANSWERS, move || {
-            pools.iter().all(|pool| pool.has_eligible(clock.now()))
-        });
-        self.wait_until(limit, move || process.is_ready());
-        if self.process.is_ready() { Ok(()) } else { Err(StartError::NotReady(limit)) }
+    /// Waits until the pools with these names can serve requests, those that there are.
+    fn get_ready(&self, names: &[String]) -> Result<(), StartError> {
+        let (pools, clock) = (self.process.snapshot().pools.clone(), self.process.clock);
+        let mut wanted: Vec<_> =
+            pools.into_iter().filter(|pool| names.contains(&pool.plan.name)).collect();
+        let cold = wanted.clone();
+        self.wait_until(READY_WITHIN, move || cold.iter().all(|p| p.has_eligible(clock.now())));
+        wanted.retain(|pool| !pool.has_eligible(clock.now()));
+        match wanted.first() {
+            None => Ok(()),
+            Some(pool) => Err(StartError::NotReady(pool.plan.name.clone())),
+        }
     }
 
     /// What another process needs to take over.
@@ -290,21 +364,29 @@ impl Running {
             Ok::<_, std::io::Error>(())
         };
         for opened in &self.doors {
-            let kept = opened.door.is_handed_over();
+            let kept = opened.door.is_kept();
             opened.sockets.iter().try_for_each(|s| add(&opened.name, &opened.bind, kept, s))?;
         }
         if let Some(admin) = &self.admin {
-            add(ADMIN, &admin.bind, false, &admin.socket)?;
+            add(ADMIN, &admin.bind, admin.kept, &admin.socket)?;
         }
-        Ok(Offer { sockets, ready: self.process.is_ready() })
+        for spare in &self.spare {
+            let bind = spare.socket.local().map_or_else(String::new, |bind| bind.to_string());
+            let socket = spare.socket.try_clone()?.into();
+            sockets.push(Offered { name: spare.name.clone(), bind, kept: true, socket });
+        }
+        let pools = self.process.snapshot().pools.clone();
+        let ready = pools.iter().filter(|pool| pool.has_eligible(self.process.clock.now()));
+        Ok(Offer { sockets, ready: ready.map(|pool| pool.plan.name.clone()).collect() })
     }
 
     /// Another process has `taken` sockets and accepts on them: this one leaves that to it.
     pub fn hand_over(&mut self, taken: &[String]) {
+        self.process.has_heir();
         let is_taken = |name, bind: &Bind| taken.contains(&label(name, &bind.to_string()));
         for opened in &self.doors {
             if is_taken(&opened.name, &opened.bind) {
-                opened.door.hand_over();
+                opened.door.is_kept_by_another();
             }
         }
         if let Some(admin) = self.admin.take_if(|admin| is_taken(ADMIN, &admin.bind)) {
@@ -317,10 +399,11 @@ impl Running {
         self.runtime.spawn(work);
     }
 
-    /// Serves the admin endpoints at `socket`, of which `handle` is another handle.
-    fn serve_admin(&self, bind: Bind, socket: Bound, handle: Bound) -> AdminDoor {
+    /// Serves the admin endpoints.
+    fn serve_admin(&self, socket: AdminSocket) -> AdminDoor {
+        let AdminSocket { bind, socket, handle, kept } = socket;
         let task = self.runtime.spawn(admin::serve(handle, self.process.clone()));
-        AdminDoor { bind, socket, task: task.abort_handle() }
+        AdminDoor { bind, socket, kept, task: task.abort_handle() }
     }
 
     /// Waits until `is_so`, at most for so long. It is asked on the control thread.
@@ -362,7 +445,7 @@ impl Running {
     pub fn drain(&mut self) {
         self.process.drain();
         for opened in &mut self.doors {
-            opened.forget();
+            let _ = opened.forget();
         }
         self.phase.send_replace(Phase::Drain);
     }
@@ -385,43 +468,12 @@ impl Running {
     pub fn stop(self) {
         self.process.drain();
         self.phase.send_replace(Phase::Stop);
-        let Self { workers, control, .. } = self;
+        let Self { workers, control, admin, .. } = self;
+        if let Some(admin) = admin {
+            admin.close();
+        }
         for thread in workers.into_iter().map(|worker| worker.thread).chain([control]) {
             let _ = thread.join();
-        }
-    }
-}
-
-/// What goes on in a process.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Going {
-    /// Connections of clients.
-    pub connections: u64,
-    /// Tunnels among them.
-    pub tunnels: u64,
-    /// Requests in progress, tunnels apart.
-    pub requests: u64,
-    /// Requests that the proxy has cut off since it began.
-    pub cut: u64,
-    /// Tunnels that it has closed at the end of a grace.
-    pub tunnels_closed: u64,
-}
-
-impl Going {
-    /// In `process`, now.
-    pub fn on(process: &Process) -> Self {
-        let sum = |count: fn(&WorkerStats) -> &Count| -> u64 {
-            process.counts.iter().map(|counts| count(counts).get()).sum()
-        };
-        // What has ended is read first, so that nothing seems to have ended before it began.
-        let (closed, ended) = (sum(|c| &c.connections_closed), sum(|c| &c.tunnels_ended));
-        let tunnels = sum(|c| &c.tunnels_opened).saturating_sub(ended);
-        Self {
-            connections: sum(|c| &c.connections_opened).saturating_sub(closed),
-            tunnels,
-            requests: u64::from(process.slots.used()).saturating_sub(tunnels),
-            cut: sum(|c| &c.cut),
-            tunnels_closed: sum(|c| &c.tunnels_closed),
         }
     }
 }

@@ -97,15 +97,16 @@ impl Worker {
 
     /// The snapshot for an exchange on a connection that came in at `door`; `listener` becomes
     /// the one that serves it.
-    pub fn pin(&self, door: &Door, listener: &mut Arc<Listener>) -> Rc<Arc<Snapshot>> {
+    /// `None`: there is none.
+    pub fn pin(&self, door: &Door, listener: &mut Arc<Listener>) -> Option<Rc<Arc<Snapshot>>> {
         let in_force = self.snapshot();
-        let (serving, snapshot) = door.serving(listener, &in_force);
+        let (serving, snapshot) = door.serving(listener, &in_force)?;
         let other = (!Arc::ptr_eq(snapshot, &in_force)).then(|| Rc::new(snapshot.clone()));
         if !Arc::ptr_eq(serving, listener) {
             let serving = serving.clone();
             *listener = serving;
         }
-        other.unwrap_or(in_force)
+        Some(other.unwrap_or(in_force))
     }
 
     /// What it counts of what belongs to the process as a whole.

@@ -21,7 +21,7 @@ use std::time::Duration;
 use crate::names::Nanos;
 use crate::sync::atomic::{
     AtomicU64,
-    Ordering::{AcqRel, Acquire, Relaxed},
+    Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
 
 use ring::Ring;
@@ -131,7 +131,8 @@ pub struct Breaker {
     window: Duration,
     open_min: Duration,
     open_max: Duration,
-    probe_timeout: Duration,
+    /// In ns.
+    probe_timeout: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -163,7 +164,7 @@ impl Breaker {
             window: rules.window,
             open_min: rules.open_min,
             open_max: rules.open_max.min(LONGEST_OPEN),
-            probe_timeout: rules.probe_timeout,
+            probe_timeout: AtomicU64::new(rules.probe_timeout.as_nanos() as u64),
         }
     }
 
@@ -174,19 +175,28 @@ impl Breaker {
     #[must_use]
     pub fn taking_over(rules: &Rules, old: &Self, now: Nanos) -> Self {
         let new = Self::new(rules);
+        new.adopt(old, now);
+        new
+    }
+
+    /// Takes over from `old` what [`Breaker::taking_over`] does, once more; before anybody was let
+    /// in here.
+    pub fn adopt(&self, old: &Self, now: Nanos) {
         let was = old.load();
         let end = match was.state() {
             State::Closed => None,
-            State::Open => Some(old.wait_until(was).min(now.plus(new.open_max))),
+            State::Open => Some(old.wait_until(was).min(now.plus(self.open_max))),
             State::HalfOpen => Some(now),
         };
         let word = end.map_or(was, |end| was.opened(was.trips(), millis(end)));
-        Self {
-            word: AtomicU64::new(word.bits()),
-            stirred: AtomicU64::new(now.0),
-            closed_since: AtomicU64::new(old.closed_since.load(Relaxed)),
-            ..new
-        }
+        self.stirred.store(now.0, Relaxed);
+        self.closed_since.store(old.closed_since.load(Relaxed), Relaxed);
+        self.word.store(word.bits(), Release);
+    }
+
+    /// Changes after what time a probe is taken to be lost.
+    pub fn set_probe_timeout(&self, timeout: Duration) {
+        self.probe_timeout.store(timeout.as_nanos() as u64, Relaxed);
     }
 
     /// Lets a request in, or does not. While it is half-open, no more than the configured
@@ -255,7 +265,9 @@ impl Breaker {
         let stirred = Nanos(self.stirred.load(Relaxed));
         match word.state() {
             State::Open => Nanos(word.end(millis(stirred)).saturating_mul(1_000_000)),
-            State::Closed | State::HalfOpen => stirred.plus(self.probe_timeout),
+            State::Closed | State::HalfOpen => {
+                stirred.plus(Duration::from_nanos(self.probe_timeout.load(Relaxed)))
+            }
         }
     }
 

@@ -127,7 +127,8 @@ async fn exchange(
         _ => Answer { status: "405 Method Not Allowed", content_type: TEXT, body: String::new() },
     };
     // No endpoint takes a body; one that comes ends the connection.
-    let keep = head.keep_alive && head.framing == l7rp_core::http1::Framing::None;
+    let may = head.keep_alive && !process.is_succeeded();
+    let keep = may && head.framing == l7rp_core::http1::Framing::None;
     let text = written(&answer, keep, head.method == Method::Head);
     stream.write_all(text.as_bytes()).await.ok()?;
     keep.then_some(len)

@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use super::arguments::Serve;
 use super::terminal::{color, note, wrong};
-use crate::config::watch::Watch;
-use crate::config::{self, Files, Plan, Severity};
+use crate::config::{self, Files, Places, Plan, Severity};
 use crate::lifecycle::{self, Task};
 
 pub(super) fn run(flags: &Serve) -> ExitCode {
@@ -18,14 +17,15 @@ pub(super) fn run(flags: &Serve) -> ExitCode {
     if !read.not_yet.is_empty() {
         return wrong(&read.not_yet);
     }
-    let watch = flags.watch.then(|| Watch::new(&flags.config, &read.plan));
     let again = flags.clone();
     let source = Arc::new(move || match self::read(&again, Files::Check, Severity::Error) {
-        Ok(read) if read.not_yet_lines.is_empty() => Ok(read.plan),
+        Ok(read) if read.not_yet_lines.is_empty() => Ok((read.plan, read.places)),
         Ok(read) => Err(read.not_yet_lines),
         Err(unusable) => Err(unusable.lines),
     });
-    lifecycle::serve(Task { plan: read.plan, source, watch, level: flags.log_level })
+    let watched = flags.watch.then(|| flags.config.clone());
+    let Read { plan, places, .. } = read;
+    lifecycle::serve(Task { plan, places, source, watched, level: flags.log_level })
 }
 
 /// Why nothing can be served.
@@ -39,6 +39,8 @@ pub(super) struct Unusable {
 /// What a file and the flags lead to.
 pub(super) struct Read {
     pub(super) plan: Plan,
+    /// Where the file has its addresses.
+    pub(super) places: Places,
     /// What is worth a look, for people.
     pub(super) warnings: String,
     /// What cannot be served, for people.
@@ -83,6 +85,7 @@ fn from_file(flags: &Serve, files: Files, severity: Severity) -> Result<Read, Un
             warnings: loaded.render_warnings(color()),
             not_yet: loaded.render_not_yet(severity, color()),
             not_yet_lines: loaded.not_yet_lines(),
+            places: loaded.places,
             plan: loaded.plan,
         }),
         Err(e) => Err(Unusable { text: e.render(color()), lines: e.lines() }),
@@ -95,7 +98,13 @@ fn without_file(flags: &Serve, backends: &str) -> Result<Read, Unusable> {
             let text = lines.iter().flat_map(|line| ["error: ", line, "\n"]).collect();
             Unusable { text, lines }
         })?;
-    Ok(Read { plan, warnings: String::new(), not_yet: String::new(), not_yet_lines: Vec::new() })
+    Ok(Read {
+        plan,
+        places: Places::default(),
+        warnings: String::new(),
+        not_yet: String::new(),
+        not_yet_lines: Vec::new(),
+    })
 }
 
 fn tracing_is_not_yet(severity: Severity) -> String {

@@ -52,8 +52,43 @@ pub struct Loaded {
     pub not_yet: Vec<Wrong>,
     /// What is worth a look.
     pub warnings: Vec<Wrong>,
+    /// Where it has its addresses.
+    pub places: Places,
     /// The text, to show these in.
     pub source: Source,
+}
+
+/// Where addresses are written, for what turns out to be wrong with them only when they are used.
+#[derive(Clone, Debug, Default)]
+pub struct Places {
+    /// Of each listener, by name.
+    listeners: Vec<(String, String)>,
+    admin: Option<String>,
+}
+
+impl Places {
+    fn of(plan: &Plan, tree: &file::Tree, source: &Source) -> Self {
+        let at = |path: file::KeyPath| {
+            let place = tree.locate(&path);
+            Wrong::new(path, "").place(place).at(source)
+        };
+        let root = file::KeyPath::root;
+        let listeners = plan.listeners.iter().enumerate().map(|(ix, listener)| {
+            let path = root().key("listeners").index(ix).key("bind");
+            (listener.name.clone(), at(path))
+        });
+        Self { listeners: listeners.collect(), admin: Some(at(root().key("admin").key("bind"))) }
+    }
+
+    /// Of the listener with this name: `FILE:LINE:COLUMN: KEY`.
+    pub fn listener(&self, name: &str) -> Option<&str> {
+        self.listeners.iter().find(|(known, _)| known == name).map(|(_, at)| at.as_str())
+    }
+
+    /// Of the admin endpoints.
+    pub fn admin(&self) -> Option<&str> {
+        self.admin.as_deref()
+    }
 }
 
 impl Loaded {
@@ -157,6 +192,7 @@ pub fn parse(source: &Source, base: &Path, files: Files) -> Result<Loaded, Refus
     wrongs.extend(checked.wrongs);
     match checked.plan {
         Some(plan) if wrongs.is_empty() => Ok(Loaded {
+            places: Places::of(&plan, &tree, source),
             plan,
             not_yet: needs::unsupported(&tree),
             warnings: checked.warnings,

@@ -63,12 +63,18 @@ impl Wrong {
 
     /// All of it on one line: `FILE:LINE:COLUMN: KEY: message (help)`.
     pub fn line(&self, source: &Source) -> String {
+        let help = self.help.as_ref().map(|help| format!(" ({help})"));
+        let (at, help) = (self.at(source), help.unwrap_or_default());
+        printable(&format!("{at}: {}{help}", self.message))
+    }
+
+    /// Where it is: `FILE:LINE:COLUMN: KEY`.
+    pub fn at(&self, source: &Source) -> String {
         let at = self.line_column(source).map(|(line, column)| format!(":{line}:{column}"));
         let path = Some(self.path.to_string()).filter(|path| !path.is_empty());
-        let path = path.map(|path| format!("{path}: "));
-        let help = self.help.as_ref().map(|help| format!(" ({help})"));
-        let [at, path, help] = [at, path, help].map(Option::unwrap_or_default);
-        printable(&format!("{}{at}: {path}{}{help}", source.name, self.message))
+        let path = path.map(|path| format!(": {path}"));
+        let [at, path] = [at, path].map(Option::unwrap_or_default);
+        format!("{}{at}{path}", source.name)
     }
 
     /// The order in which wrongs are told: as they are in the file.

@@ -365,6 +365,8 @@ impl<'t, 'a> Second<'t, 'a> {
                         return Err(Failure::BadResponse(Malformed::Interim));
                     }
                     at += len;
+                    // What came with it has not been looked at.
+                    looked_at = at;
                 }
                 None => fill(stream, buf).await?,
             }

@@ -186,7 +186,9 @@ impl Drop for Record<'_> {
         if !self.ended && self.failure.is_none() {
             let panicked = std::thread::panicking();
             self.failure = Some(if panicked { Failure::Internal } else { Failure::Draining });
-            self.worker.counts().cut.up();
+            if !panicked {
+                self.worker.counts().cut.up();
+            }
         }
         let status = match self.failure {
             Some(failure) if self.status == 0 => failure.meaning().status,

@@ -20,7 +20,7 @@ fn within(channel: &UnixStream) -> Within<'_> {
 
 fn header(sockets: usize) -> Header {
     let label = |i| Label { name: "web".to_owned(), bind: format!("127.0.0.1:{i}"), kept: false };
-    Header { ready: false, sockets: (0..sockets).map(label).collect() }
+    Header { ready: vec![], sockets: (0..sockets).map(label).collect() }
 }
 
 /// Descriptors to send, and the stream that ends when the last copy of them is closed.
@@ -55,10 +55,10 @@ fn sockets_arrive_in_order_and_accept() {
         let sockets: Vec<Offered> = listeners.into_iter().enumerate().map(offered).collect();
         let (old, new) = pair();
         let received = std::thread::scope(|scope| {
-            scope.spawn(|| send(&old, &Offer { sockets, ready: true }).unwrap());
+            scope.spawn(|| send(&old, &Offer { sockets, ready: vec!["p".to_owned()] }).unwrap());
             receive(&new).unwrap()
         });
-        assert!(received.ready);
+        assert_eq!(received.ready, ["p"]);
         assert_eq!(received.sockets.len(), count);
         for (i, Offered { name, bind, kept, socket }) in received.sockets.into_iter().enumerate() {
             assert_eq!((name, kept), (format!("listener {i}"), i % 3 == 0));
@@ -84,14 +84,14 @@ fn names_may_have_any_characters() {
         kept: false,
         socket,
     });
-    let offer = Offer { sockets: sockets.collect(), ready: false };
+    let offer = Offer { sockets: sockets.collect(), ready: vec![] };
     let (old, new) = pair();
     let received = std::thread::scope(|scope| {
         scope.spawn(|| send(&old, &offer).unwrap());
         receive(&new).unwrap()
     });
     drop(offer);
-    assert!(!received.ready);
+    assert!(received.ready.is_empty());
     for (odd, got) in odd.iter().zip(&received.sockets) {
         assert_eq!((got.name.as_str(), got.bind.clone()), (*odd, format!("unix:/{odd}")));
     }
@@ -170,7 +170,8 @@ fn an_offer_that_is_too_large_is_not_sent() {
     let name = "x".repeat(5 << 20);
     let socket = kept.pop().unwrap();
     let offered = Offered { name, bind: String::new(), kept: false, socket };
-    let error = send(&old, &Offer { sockets: vec![offered], ready: true }).unwrap_err();
+    let error =
+        send(&old, &Offer { sockets: vec![offered], ready: vec!["p".to_owned()] }).unwrap_err();
     assert!(error.to_string().contains("at most 4194304"), "{error}");
 }
 

@@ -16,9 +16,7 @@ use crate::systemd;
 
 /// Set for the new process: its standard input is the channel.
 const VARIABLE: &str = "L7RP_HANDOVER";
-/// How long a new process may take until its backends are ready, if those of the old one are.
-pub(super) const READY_WITHIN: Duration = Duration::from_secs(30);
-/// How long the old one waits for the answer.
+/// How long the old process waits for the answer. The new one gives up sooner.
 const ANSWER_WITHIN: Duration = Duration::from_secs(45);
 
 /// What a process was given by who started it.
@@ -31,8 +29,8 @@ pub(super) struct Inheritance {
 /// The process whose place this one takes.
 struct Predecessor {
     channel: UnixStream,
-    /// It has backends that are ready.
-    is_ready: bool,
+    /// The pools that it serves well.
+    ready: Vec<String>,
 }
 
 impl Inheritance {
@@ -54,7 +52,7 @@ impl Inheritance {
             Ok(Given { name: one.name, bind: Some(one.bind), kept: one.kept, socket })
         });
         let given = given.collect::<Result<_, String>>()?;
-        Ok(Self { given, predecessor: Some(Predecessor { channel, is_ready: offer.ready }) })
+        Ok(Self { given, predecessor: Some(Predecessor { channel, ready: offer.ready }) })
     }
 
     /// Whether this process takes the place of another one.
@@ -62,10 +60,9 @@ impl Inheritance {
         self.predecessor.is_some()
     }
 
-    /// How long to wait until backends are ready before anything is accepted; `None`: that is
-    /// not waited for.
-    pub(super) fn ready_within(&self) -> Option<Duration> {
-        self.predecessor.as_ref().filter(|predecessor| predecessor.is_ready).map(|_| READY_WITHIN)
+    /// The pools that are to be ready before anything is accepted.
+    pub(super) fn ready(&self) -> Option<Vec<String>> {
+        self.predecessor.as_ref().map(|predecessor| predecessor.ready.clone())
     }
 
     /// Tells the predecessor, if there is one, that this process serves on the sockets that it
@@ -120,11 +117,11 @@ impl Upgrade {
         outcome.unwrap_or_else(|e| Err(format!("waiting for the new process was given up: {e}")))
     }
 
-    /// Ends the new process, and waits until it has ended.
-    pub(super) async fn give_up(mut self) {
+    /// Has the new process ended, and waits for that; unless it serves already: what it has taken.
+    pub(super) async fn give_up(mut self) -> Result<Vec<String>, String> {
         // As if it had ended.
         let _ = self.channel.shutdown(Shutdown::Both);
-        let _ = self.outcome().await;
+        self.outcome().await
     }
 }
 

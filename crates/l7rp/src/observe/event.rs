@@ -108,6 +108,8 @@ pub enum Event {
         generation: u64,
         took_ms: f64,
         kept_connections: u64,
+        /// Those that came in where nobody listens any more.
+        leaving_connections: u64,
         kept_tunnels: u64,
         in_flight: u64,
         closed: u64,

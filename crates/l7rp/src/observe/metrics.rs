@@ -12,7 +12,7 @@ use super::stats::{
     BAD_REASONS, BUCKETS, ByStatus, Count, DurationSum, RouteStats, STATES, UpstreamStats,
     state_name,
 };
-use crate::live::{Process, Snapshot};
+use crate::live::{Going, Process, Snapshot};
 use crate::upstream::pool::Upstream;
 
 /// All metrics of the process.
@@ -28,7 +28,7 @@ pub fn render(process: &Process) -> String {
     tries(&mut text, &snapshot);
     breakers(&mut text, &snapshot);
     upstreams(&mut text, &snapshot);
-    listeners(&mut text, &snapshot);
+    listeners(&mut text, &snapshot, Going::on(process).connections);
     own(&mut text, process);
     resources(&mut text, process);
     text.0
@@ -267,13 +267,17 @@ fn sum(upstream: &Upstream, count: impl Fn(&UpstreamStats) -> &Count) -> u64 {
     upstream.stats.iter().map(|shard| count(shard).get()).sum()
 }
 
-fn listeners(text: &mut Text, snapshot: &Snapshot) {
+fn listeners(text: &mut Text, snapshot: &Snapshot, connections: u64) {
     let name = "proxy_connections";
     text.family(name, "gauge", "Clients connected.");
     for listener in &snapshot.listeners {
         let labels = [("listener", listener.plan.name.as_str())];
         text.sample(name, &labels, listener.connections.used());
     }
+    let name = "proxy_connections_leaving";
+    text.family(name, "gauge", "Clients connected where nobody listens any more.");
+    let listening: u64 = snapshot.listeners.iter().map(|l| u64::from(l.connections.used())).sum();
+    text.sample(name, &[], connections.saturating_sub(listening));
     let name = "proxy_connections_total";
     text.family(name, "counter", "Clients that have connected, by protocol.");
     for listener in &snapshot.listeners {

@@ -2,21 +2,22 @@
 //! changes nothing; then all of it changes at once for whatever begins from then on.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::Duration;
 
 use l7rp_core::names::Nanos;
 use tokio::sync::mpsc;
 
-use super::{FIRST_ANSWERS, Going, Running, StartError, has_first_answers, open_admin};
+use super::{AdminSocket, FIRST_ANSWERS, Running, StartError, has_first_answers, open_admin};
 use crate::config::plan::{Bind, Plan};
-use crate::live::Snapshot;
-use crate::serve::doors::{Opened, already_open};
-use crate::serve::listen::Bound;
+use crate::live::{Going, Snapshot};
+use crate::serve::doors::{Opened, already_open, parts};
+use crate::serve::listen::{Bound, overlap};
 use crate::serve::run_worker::Order;
 
-/// How long a reload waits for addresses that have gone to be closed, so that the next may use
-/// them. It takes a tenth of a second.
+/// How long a reload waits for an address that it wants and that an earlier one has given up. It
+/// takes a tenth of a second, and a second at most.
 const CLOSED: Duration = Duration::from_secs(2);
 
 /// What a reload has come to.
@@ -30,26 +31,44 @@ pub struct Reloaded {
     pub workers_stay: bool,
     /// The generation that is in force now.
     pub generation: u64,
-    /// What went on, and was left alone.
+    /// What went on.
     pub going: Going,
+    /// Connections, among those, that came in where nobody listens any more.
+    pub leaving: u64,
     /// Requests and tunnels that were ended by it.
     pub closed: u64,
 }
 
+/// An address that is being given up.
+#[derive(Debug)]
+pub(super) struct Closing {
+    bind: Bind,
+    /// Ends when its sockets are closed.
+    done: Receiver<()>,
+}
+
 /// What has to be opened for a plan.
+#[derive(Default)]
 struct Opening {
-    /// New doors, with handles of their sockets for each worker.
-    doors: Vec<(Opened, Vec<Vec<Bound>>)>,
+    /// New doors.
+    doors: Vec<Opened>,
+    /// Handles of their sockets, for each worker.
+    handles: Vec<Vec<Vec<Bound>>>,
     /// For each listener, which door of the process or, counted on from there, of `doors`.
     of_listeners: Vec<usize>,
+    /// Doors that stay open although they are no listener's own; and the listener that serves
+    /// them, because its address covers theirs.
+    parts: Vec<(usize, usize)>,
     admin: Admin,
 }
 
 /// What becomes of the admin endpoints.
+#[derive(Default)]
 enum Admin {
+    #[default]
     Stays,
     Goes,
-    Moves(Bind, Bound, Bound),
+    Moves(AdminSocket),
 }
 
 impl Running {
@@ -62,81 +81,110 @@ impl Running {
         // Threads stay as they are; the next start brings others.
         let workers = self.process.snapshot().plan.workers;
         let workers_stay = std::mem::replace(&mut plan.workers, workers) != workers;
-        let Opening { doors, of_listeners, admin } = self.open_for(&plan)?;
+        let Opening { doors, handles, of_listeners, parts, admin } = self.open_for(&plan)?;
         let was_open = self.doors.len();
-        let (doors, handles): (Vec<_>, Vec<_>) = doors.into_iter().unzip();
         self.doors.extend(doors);
-        let doors: Vec<_> = of_listeners.iter().map(|&ix| self.doors[ix].door.clone()).collect();
-        let new = self.process.prepare(plan, &doors);
+        let mut ids: Vec<Vec<u64>> =
+            of_listeners.iter().map(|&ix| vec![self.doors[ix].door.id]).collect();
+        for &(ix, listener) in &parts {
+            ids[listener].push(self.doors[ix].door.id);
+        }
+        let names: Vec<_> = plan.listeners.iter().map(|listener| listener.name.clone()).collect();
+        let used: Vec<_> = of_listeners.iter().copied().zip(0..).chain(parts).collect();
+        let new = self.process.prepare(plan, ids);
         self.warm_up(&new);
+        let leaving = self.shut_unused(&used, &names, was_open);
         let old = self.process.put_in_force(new);
         let in_force = self.process.clock.now();
-        let snapshot = self.process.snapshot();
-        for (&ix, listener) in of_listeners.iter().zip(&snapshot.plan.listeners) {
-            self.doors[ix].name.clone_from(&listener.name);
+        for &(ix, listener) in &used {
+            self.doors[ix].name.clone_from(&names[listener]);
         }
         for (opened, handles) in self.doors[was_open..].iter().zip(handles) {
             self.accept(opened, handles);
         }
-        self.upkeep.keep(&snapshot.pools);
+        self.upkeep.keep(&self.process.snapshot().pools);
         self.move_admin(admin);
+        self.empty_shut();
         let going = Going::on(&self.process);
-        self.close_all_but(&of_listeners, &old);
         let closed = (going.cut + going.tunnels_closed) - (before.cut + before.tunnels_closed);
         let generation = self.process.generation();
-        Ok(Reloaded { before: old, in_force, workers_stay, generation, going, closed })
+        Ok(Reloaded { before: old, in_force, workers_stay, generation, going, leaving, closed })
     }
 
-    /// Opens what `plan` needs and is not open.
+    /// Opens what `plan` needs and is not open. What was opened before a failure is given up.
     fn open_for(&mut self, plan: &Plan) -> Result<Opening, StartError> {
-        let open: Vec<_> = self.doors.iter().map(|o| (o.name.as_str(), &o.bind)).collect();
-        let mut doors = Vec::new();
-        let mut of_listeners = Vec::new();
-        let found = already_open(&plan.listeners, &open);
-        for (listener, found) in plan.listeners.iter().zip(found) {
-            if let Some(ix) = found {
-                of_listeners.push(ix);
-                continue;
+        let mut opening = Opening::default();
+        match self.try_open_for(plan, &mut opening) {
+            Ok(()) => Ok(opening),
+            Err(e) => {
+                for mut door in opening.doors {
+                    self.spare.extend(door.forget());
+                }
+                Err(e)
             }
-            self.last_door += 1;
-            of_listeners.push(self.doors.len() + doors.len());
-            let beside_own = self.has_port_of(&listener.bind);
-            let workers = self.workers.len();
-            let id = self.last_door;
-            let opened = Opened::open(listener, &mut Vec::new(), id, workers, beside_own)?;
-            let handles = opened.handles(workers)?;
-            doors.push((opened, handles));
         }
-        let admin = match (&self.admin, &plan.admin) {
+    }
+
+    fn try_open_for(&mut self, plan: &Plan, opening: &mut Opening) -> Result<(), StartError> {
+        let open: Vec<_> = self.doors.iter().map(|o| (o.name.as_str(), &o.bind)).collect();
+        let found = already_open(&plan.listeners, &open);
+        let workers = self.workers.len();
+        for (listener, found) in plan.listeners.iter().zip(found) {
+            let new = self.doors.len() + opening.doors.len();
+            opening.of_listeners.push(found.unwrap_or(new));
+            if found.is_none() {
+                self.wait_for(&listener.bind);
+                let beside_own = self.overlaps(&listener.bind, &opening.doors);
+                self.last_door += 1;
+                let (id, spare) = (self.last_door, &mut self.spare);
+                opening.doors.push(Opened::open(listener, spare, id, workers, beside_own)?);
+            }
+        }
+        let left = self.doors.iter().enumerate().map(|(ix, opened)| (ix, &opened.bind));
+        let left: Vec<_> = left.filter(|(ix, _)| !opening.of_listeners.contains(ix)).collect();
+        opening.parts = parts(&plan.listeners, &left);
+        opening.admin = match (&self.admin, &plan.admin) {
             (Some(old), Some(bind)) if old.bind == *bind => Admin::Stays,
             (_, None) => Admin::Goes,
             (_, Some(bind)) => {
-                let beside_own = self.has_port_of(bind);
-                let (bind, one, other) = open_admin(bind.clone(), &mut Vec::new(), beside_own)?;
-                Admin::Moves(bind, one, other)
+                let beside_own = self.overlaps(bind, &opening.doors);
+                Admin::Moves(open_admin(bind.clone(), &mut self.spare, beside_own)?)
             }
         };
-        Ok(Opening { doors, of_listeners, admin })
+        // Nobody can connect before all addresses are had: who could would be reset.
+        for opened in &mut opening.doors {
+            opening.handles.push(opened.handles(workers)?);
+        }
+        Ok(())
     }
 
     fn move_admin(&mut self, admin: Admin) {
         let new = match admin {
             Admin::Stays => return,
             Admin::Goes => None,
-            Admin::Moves(bind, one, other) => Some(self.serve_admin(bind, one, other)),
+            Admin::Moves(socket) => Some(self.serve_admin(socket)),
         };
         if let Some(old) = std::mem::replace(&mut self.admin, new) {
-            old.task.abort();
+            old.close();
         }
     }
 
-    /// Whether this process listens on the port, at whatever address.
-    fn has_port_of(&self, bind: &Bind) -> bool {
-        let Bind::Tcp(address) = bind else { return false };
-        let same =
-            |other: &Bind| matches!(other, Bind::Tcp(other) if other.port() == address.port());
-        let admin = self.admin.as_ref().is_some_and(|admin| same(&admin.bind));
-        address.port() != 0 && (admin || self.doors.iter().any(|opened| same(&opened.bind)))
+    /// Whether this process listens at an address that has something in common with `bind`.
+    fn overlaps(&self, bind: &Bind, new: &[Opened]) -> bool {
+        let doors = self.doors.iter().chain(new).map(|opened| &opened.bind);
+        let admin = self.admin.iter().map(|admin| &admin.bind);
+        doors.chain(admin).any(|own| overlap(own, bind))
+    }
+
+    /// Waits until an address is given up that has something in common with `bind`.
+    fn wait_for(&mut self, bind: &Bind) {
+        self.closing.retain(|closing| {
+            let waits = overlap(&closing.bind, bind);
+            let open = if waits { CLOSED } else { Duration::ZERO };
+            // Nothing is ever sent: its end says that it is done.
+            let done = closing.done.recv_timeout(open);
+            matches!(done, Err(std::sync::mpsc::RecvTimeoutError::Timeout))
+        });
     }
 
     /// Has new upstreams looked up and probed before they are counted on: nothing that worked
@@ -158,35 +206,44 @@ impl Running {
         });
     }
 
-    /// Closes the doors that no listener uses any more, once they are empty.
-    fn close_all_but(&mut self, used: &[usize], last: &Arc<Snapshot>) {
-        let mut ix = 0;
-        let gone: Vec<_> = self
-            .doors
-            .extract_if(.., |_| {
-                ix += 1;
-                !used.contains(&(ix - 1))
-            })
-            .collect();
-        if gone.is_empty() {
-            return;
+    /// Says of the doors that are not used any more that they are closed, while what is in force
+    /// still uses them; how many connections came in there.
+    fn shut_unused(&mut self, used: &[(usize, usize)], names: &[String], was_open: usize) -> u64 {
+        let last = self.process.snapshot();
+        let mut inside = 0;
+        for (ix, opened) in self.doors.iter().enumerate() {
+            if used.iter().any(|(used, _)| *used == ix) {
+                continue;
+            }
+            // Only a new address: another one had another listener, with routes of its own.
+            let moved_to = used.iter().find_map(|&(to, listener)| {
+                let moved = to >= was_open && names[listener] == opened.name;
+                moved.then(|| self.doors[to].door.id)
+            });
+            opened.door.close(last.clone(), moved_to);
+            inside += opened.door.inside.load(Relaxed) as u64;
         }
-        let (done, mut all) = mpsc::channel::<()>(1);
+        inside
+    }
+
+    /// Has the doors that are closed emptied, and their sockets closed.
+    fn empty_shut(&mut self) {
+        let gone: Vec<_> = self.doors.extract_if(.., |opened| opened.door.is_closed()).collect();
         for mut opened in gone {
-            opened.door.close(last.clone());
-            opened.forget();
+            self.spare.extend(opened.forget());
+            let (each, mut all) = mpsc::channel::<()>(1);
             for worker in &self.workers {
-                let (door, done) = (opened.door.id, done.clone());
+                let (door, done) = (opened.door.id, each.clone());
                 let _ = worker.orders.send(Order::Close { door, done });
             }
+            drop(each);
+            let (closed, done) = sync_channel::<()>(1);
+            self.runtime.spawn(async move {
+                // Ends when each worker has dropped its end.
+                let _ = all.recv().await;
+                drop(closed);
+            });
+            self.closing.push(Closing { bind: opened.bind, done });
         }
-        drop(done);
-        let (closed, wait): (_, Receiver<()>) = sync_channel(1);
-        self.runtime.spawn(async move {
-            // Ends when each worker has dropped its end.
-            let _ = all.recv().await;
-            let _ = closed.try_send(());
-        });
-        let _ = wait.recv_timeout(CLOSED);
     }
 }

@@ -21,6 +21,8 @@ pub struct Opened {
     /// One for each worker; or fewer, if they were handed to the process. The workers have
     /// handles of their own.
     pub sockets: Vec<Bound>,
+    /// Nobody can connect yet.
+    fresh: bool,
 }
 
 /// A socket that the process was given by who started it.
@@ -88,37 +90,52 @@ impl Opened {
     ) -> Result<Self, OpenError> {
         let (name, bind) = (listener.name.clone(), listener.bind.clone());
         let door = Arc::new(Door::new(id));
-        let sockets = match take_given(&name, &bind, given) {
+        let given = take_given(&name, &bind, given);
+        let fresh = given.is_none();
+        let sockets = match given {
             Some((sockets, kept)) => {
                 if kept {
-                    door.hand_over();
+                    door.is_kept_by_another();
                 }
                 sockets
             }
             None => listen::bind(&bind, workers, beside_own)
                 .map_err(|error| OpenError { listener: name.clone(), error })?,
         };
-        Ok(Self { door, name, bind, sockets })
+        Ok(Self { door, name, bind, sockets, fresh })
     }
 
     /// Nobody shall come in any more. The sockets are closed when the workers have closed their
-    /// handles; who looks for a Unix-domain socket finds none from now on.
-    pub fn forget(&mut self) {
-        if let Bind::Unix(path) = &self.bind
-            && !self.door.is_handed_over()
-        {
-            // Someone may have removed it before.
-            let _ = std::fs::remove_file(path);
+    /// handles; who looks for a Unix-domain socket finds none from now on. Gives what somebody
+    /// else keeps: it can be used again.
+    pub fn forget(&mut self) -> Vec<Given> {
+        let sockets = std::mem::take(&mut self.sockets);
+        if !self.door.is_kept() {
+            remove_file(&self.bind);
+            return Vec::new();
         }
-        self.sockets.clear();
+        let given = |socket| Given { name: self.name.clone(), bind: None, kept: true, socket };
+        sockets.into_iter().map(given).collect()
     }
 
-    /// For each of so many workers, handles of the sockets that it accepts on: each socket has
-    /// a worker, and each worker a socket.
+    /// Lets clients connect. For each of so many workers, handles of the sockets that it accepts
+    /// on: each socket has a worker, and each worker a socket.
     ///
     /// # Errors
-    /// There is no descriptor left.
-    pub fn handles(&self, workers: usize) -> io::Result<Vec<Vec<Bound>>> {
+    /// There is no descriptor left, or somebody else has begun to listen on the address.
+    pub fn handles(&mut self, workers: usize) -> Result<Vec<Vec<Bound>>, OpenError> {
+        let all = self.try_handles(workers);
+        self.fresh = false;
+        all.map_err(|error| OpenError {
+            listener: self.name.clone(),
+            error: BindError { bind: self.bind.clone(), error, holder: None },
+        })
+    }
+
+    fn try_handles(&self, workers: usize) -> io::Result<Vec<Vec<Bound>>> {
+        if self.fresh {
+            self.sockets.iter().try_for_each(Bound::listen)?;
+        }
         let count = self.sockets.len();
         let mine = |index: usize, n: usize| n % workers == index || index % count == n;
         let of_worker = |index| {
@@ -138,23 +155,40 @@ impl Opened {
 /// The sockets given for the listener `name` at `bind`, and whether somebody else keeps them.
 pub fn take_given(name: &str, bind: &Bind, given: &mut Vec<Given>) -> Option<(Vec<Bound>, bool)> {
     let text = bind.to_string();
-    let fits = |given: &Given| match &given.bind {
-        Some(bind) => *bind == text && (given.name == name || !is_any_port(bind)),
-        None => given.name == name || given.socket.local().is_some_and(|a| a.to_string() == text),
+    let is_any_port = matches!(bind, Bind::Tcp(address) if address.port() == 0);
+    let by_address = |given: &mut Given| match &given.bind {
+        Some(bind) => *bind == text && (given.name == name || !is_any_port),
+        None => given.socket.local().as_ref() == Some(bind),
     };
-    let taken: Vec<_> = given.extract_if(.., |given| fits(given)).collect();
+    // A unit of the service manager may have one name for the sockets of several addresses.
+    let by_name = |given: &mut Given| given.bind.is_none() && given.name == name;
+    let mut taken: Vec<_> = given.extract_if(.., by_address).collect();
+    if taken.is_empty() {
+        taken = given.extract_if(.., by_name).collect();
+    }
     let kept = taken.iter().any(|given| given.kept);
     let sockets: Vec<_> = taken.into_iter().map(|given| given.socket).collect();
     (!sockets.is_empty()).then_some((sockets, kept))
 }
 
-fn is_any_port(bind: &str) -> bool {
-    bind.ends_with(":0")
+/// Removes the file of a Unix-domain socket that nobody is to find any more.
+pub fn remove_file(bind: &Bind) {
+    if let Bind::Unix(path) = bind {
+        // Someone may have removed it before.
+        let _ = std::fs::remove_file(path);
+    }
+}
+
+/// Which of the addresses that are open and that no listener has is a part of one that a listener
+/// has: it stays, for who connects to it is to be served without a break.
+pub fn parts(listeners: &[plan::Listener], left: &[(usize, &Bind)]) -> Vec<(usize, usize)> {
+    let wide = |bind: &Bind| listeners.iter().position(|l| listen::covers(&l.bind, bind));
+    left.iter().filter_map(|(ix, bind)| Some((*ix, wide(bind)?))).collect()
 }
 
 /// The address as configured, or the one that the system chose for port 0.
 pub fn real_address(bind: &Bind, socket: Option<&Bound>) -> String {
-    socket.and_then(Bound::local).map_or_else(|| bind.to_string(), |a| a.to_string())
+    socket.and_then(Bound::local).unwrap_or_else(|| bind.clone()).to_string()
 }
 
 #[cfg(test)]
@@ -199,6 +233,17 @@ mod tests {
         }
     }
 
+    #[test]
+    fn what_is_a_part_of_another_address_stays_open() {
+        let wanted = listeners(&[("a", "0.0.0.0:1"), ("b", "[::]:2"), ("c", "127.0.0.1:3")]);
+        let left: Vec<Bind> = ["127.0.0.1:1", "[::1]:1", "127.0.0.1:2", "[::1]:2", "0.0.0.0:3"]
+            .iter()
+            .map(|bind| Bind::Tcp(bind.parse().unwrap()))
+            .collect();
+        let left: Vec<_> = left.iter().enumerate().collect();
+        assert_eq!(parts(&wanted, &left), [(0, 0), (2, 1), (3, 1)]);
+    }
+
     fn opened(sockets: usize) -> Opened {
         let socket = |_| Bound::Tcp(TcpListener::bind("127.0.0.1:0").unwrap());
         Opened {
@@ -206,6 +251,7 @@ mod tests {
             name: "a".into(),
             bind: Bind::Tcp(([127, 0, 0, 1], 0).into()),
             sockets: (0..sockets).map(socket).collect(),
+            fresh: true,
         }
     }
 
@@ -213,7 +259,7 @@ mod tests {
     fn each_socket_has_a_worker_and_each_worker_a_socket() {
         for sockets in 1..6 {
             for workers in 1..6 {
-                let opened = opened(sockets);
+                let mut opened = opened(sockets);
                 let handles = opened.handles(workers).unwrap();
                 assert_eq!(handles.len(), workers);
                 assert!(handles.iter().all(|of_worker| !of_worker.is_empty()));
@@ -256,7 +302,9 @@ mod tests {
         }
         // Of a service manager that gives no names: by its real address.
         let unnamed = given("unknown", None);
-        let bind = Bind::Tcp(unnamed.socket.local().unwrap());
-        assert!(take_given("a", &bind, &mut vec![unnamed]).is_some());
+        let bind = unnamed.socket.local().unwrap();
+        let mut all = vec![given("a", None), unnamed];
+        assert!(take_given("a", &bind, &mut all).is_some_and(|(sockets, _)| sockets.len() == 1));
+        assert_eq!((all.len(), &all[0].name), (1, &"a".to_owned()), "the address comes first");
     }
 }

@@ -106,7 +106,7 @@ async fn serve_burst(
         let incoming =
             Incoming { buf: head, head: request, rest, arrived: worker.process.clock.now() };
         let space = Workspace { response, to_upstream, to_client };
-        let pinned = worker.pin(&client.door, listener);
+        let Some(pinned) = worker.pin(&client.door, listener) else { return Next::Close };
         let Done { next, used } =
             exchange::run(worker, &pinned, listener, client, incoming, space).await;
         drop(pinned);
@@ -130,9 +130,7 @@ async fn serve_burst(
         if buf.is_empty() {
             return if client.ended { Next::Close } else { Next::KeepAlive };
         }
-        if worker.process.is_draining() || client.door.is_closed() {
-            return Next::Close;
-        }
+        // Even while draining: the answer before has promised that this one would be read.
     }
 }
 
@@ -276,7 +274,7 @@ impl Client {
         let patience = if self.has_spoken { timeouts.idle } else { timeouts.read_header };
         let deadline = self.idle_since.plus(patience);
         let Self { stream, timer, has_spoken, .. } = self;
-        poll_fn(|cx| {
+        let in_time = poll_fn(|cx| {
             if stream.poll_readable(cx).is_ready() {
                 return Poll::Ready(true);
             }
@@ -286,7 +284,16 @@ impl Client {
                 _ => Nanos::NEVER,
             };
             timer.poll(cx, deadline.min(last_call)).map(|()| false)
-        })
-        .await
+        });
+        if in_time.await {
+            return true;
+        }
+        // A process that was not on a processor may hear of the time before it hears of what
+        // came before that. The runtime gets to look once more.
+        let came = stream.has_arrived();
+        if came {
+            tokio::task::yield_now().await;
+        }
+        came
     }
 }

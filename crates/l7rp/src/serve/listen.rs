@@ -8,7 +8,7 @@ use std::path::Path;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use socket2::{Domain, Protocol, SockFilter, SockRef, Socket, TcpKeepalive, Type};
+use socket2::{Domain, Protocol, SockAddr, SockFilter, SockRef, Socket, TcpKeepalive, Type};
 
 use crate::config::plan::Bind;
 use crate::stream::Stream;
@@ -69,6 +69,16 @@ impl Accepting {
         }
     }
 
+    /// Whether there are connections that are not established yet.
+    pub async fn has_handshakes(&self) -> bool {
+        let Self::Tcp(l) = self else { return false };
+        let Ok(address) = l.local_addr() else { return false };
+        // A table of all connections: nothing that a worker should read by itself.
+        let asked =
+            tokio::task::spawn_blocking(move || crate::holder::has_handshakes(address.port()));
+        asked.await.unwrap_or(false)
+    }
+
     /// The next connection, and its peer's address if it has one.
     pub fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<(Stream, Option<IpAddr>)>> {
         match self {
@@ -110,8 +120,8 @@ impl std::fmt::Display for BindError {
     }
 }
 
-/// Sockets for `bind`, one for each of `workers`. `beside_own`: this process itself listens on
-/// the port, at another address.
+/// Sockets for `bind`, one for each of `workers`; clients can connect after [`Bound::listen`].
+/// `beside_own`: this process itself has an address that covers it, or is covered by it.
 ///
 /// # Errors
 /// The address cannot be bound. It is tried without `SO_REUSEPORT` first: with it a second
@@ -153,7 +163,6 @@ fn bind_tcp(mut address: SocketAddr, workers: usize, beside_own: bool) -> io::Re
             socket.set_reuse_port(true)?;
             socket.bind(&address.into())?;
             set_inherited(&socket)?;
-            socket.listen(BACKLOG)?;
             Ok(Bound::Tcp(socket.into()))
         })
         .collect()
@@ -181,14 +190,17 @@ fn tcp_socket(address: SocketAddr) -> io::Result<Socket> {
 
 /// All workers share one Unix-domain socket: there is no `SO_REUSEPORT` for them.
 fn bind_unix(path: &Path, workers: usize) -> io::Result<Vec<Bound>> {
-    if std::os::unix::net::UnixStream::connect(path).is_ok() {
-        return Err(io::ErrorKind::AddrInUse.into());
-    }
-    // A socket file that nobody answers on is left over from a crash.
-    let left_over = std::fs::symlink_metadata(path)
-        .is_ok_and(|m| std::os::unix::fs::FileTypeExt::is_socket(&m.file_type()));
-    if left_over {
-        std::fs::remove_file(path)?;
+    let other = Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None)?;
+    match other.connect(&SockAddr::unix(path)?) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+        // A socket file that nobody answers on is left over from a crash.
+        Err(e) if e.kind() == io::ErrorKind::ConnectionRefused && is_socket(path) => {
+            std::fs::remove_file(path)?;
+        }
+        // No stream socket at all: `bind` says what is wrong with that.
+        Err(e) if !is_socket(path) && e.kind() == io::ErrorKind::ConnectionRefused => {}
+        // Somebody answers, or would if its queue were not full, or has another kind of socket.
+        _ => return Err(io::ErrorKind::AddrInUse.into()),
     }
     let first = std::os::unix::net::UnixListener::bind(path)?;
     first.set_nonblocking(true)?;
@@ -198,6 +210,27 @@ fn bind_unix(path: &Path, workers: usize) -> io::Result<Vec<Bound>> {
     }
     all.push(Bound::Unix(first));
     Ok(all)
+}
+
+fn is_socket(path: &Path) -> bool {
+    let metadata = std::fs::symlink_metadata(path);
+    metadata.is_ok_and(|m| std::os::unix::fs::FileTypeExt::is_socket(&m.file_type()))
+}
+
+/// Whether two addresses have something in common.
+pub fn overlap(a: &Bind, b: &Bind) -> bool {
+    covers(a, b) || covers(b, a)
+}
+
+/// Whether whoever listens at `wide` also gets what comes to `narrow`.
+pub fn covers(wide: &Bind, narrow: &Bind) -> bool {
+    match (wide, narrow) {
+        (Bind::Tcp(wide), Bind::Tcp(narrow)) => {
+            let any = wide.ip().is_unspecified() && (wide.is_ipv6() || narrow.is_ipv4());
+            wide.port() == narrow.port() && wide.port() != 0 && (any || wide.ip() == narrow.ip())
+        }
+        (wide, narrow) => wide == narrow,
+    }
 }
 
 impl From<Bound> for OwnedFd {
@@ -221,11 +254,26 @@ impl Bound {
         })
     }
 
-    /// The address that it listens on.
-    pub fn local(&self) -> Option<SocketAddr> {
+    /// Lets clients connect.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn listen(&self) -> io::Result<()> {
         match self {
-            Self::Tcp(listener) => listener.local_addr().ok(),
-            Self::Unix(_) => None,
+            Self::Tcp(listener) => SockRef::from(listener).listen(BACKLOG),
+            // It has done so from the beginning.
+            Self::Unix(_) => Ok(()),
+        }
+    }
+
+    /// The address that it listens on, as a configuration would have it.
+    pub fn local(&self) -> Option<Bind> {
+        match self {
+            Self::Tcp(listener) => listener.local_addr().ok().map(Bind::Tcp),
+            Self::Unix(listener) => {
+                let address = listener.local_addr().ok()?;
+                Some(Bind::Unix(address.as_pathname()?.to_owned()))
+            }
         }
     }
 }

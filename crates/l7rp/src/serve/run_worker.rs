@@ -3,7 +3,6 @@
 use std::future::poll_fn;
 use std::io;
 use std::net::IpAddr;
-use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -58,8 +57,12 @@ pub enum Order {
     },
 }
 
-/// Connections whose handshake is under way when a socket is to be closed have so long to end it.
+/// Connections whose handshake is under way when a socket is to be closed have so long to end it;
+/// and if the kernel knows of some then, this long.
 const SETTLE: Duration = Duration::from_millis(100);
+const SETTLE_LIMIT: Duration = Duration::from_secs(1);
+/// What waits to be accepted in a socket that is to be closed waits so long for descriptors.
+const SHORTAGE_LIMIT: Duration = Duration::from_secs(10);
 /// How often idle connections to upstreams are looked through.
 const SWEEP: Duration = Duration::from_secs(1);
 /// How long an access-log line waits at most before it is handed over.
@@ -90,6 +93,10 @@ pub async fn run(
             _ = phase.wait_for(|p| *p >= Phase::Drain) => break,
             Some(order) = orders.recv() => follow(order, &worker, &mut accepting),
         }
+    }
+    // Sockets that were still to be opened may have connections in their queues.
+    while let Ok(order) = orders.try_recv() {
+        follow(order, &worker, &mut accepting);
     }
     worker.connections.wake_all();
     let drained = async {
@@ -188,31 +195,38 @@ async fn accept_all(
         }
     }
     // Somebody else has the socket too, and accepts what waits in it.
-    if door.is_handed_over() {
-        return;
+    if !door.is_kept() {
+        empty(&worker, &door, &mut listener, &socket).await;
     }
-    if socket.refuse_new() {
-        let mut settled = pin!(tokio::time::sleep(SETTLE));
-        loop {
-            tokio::select! {
-                accepted = poll_fn(|cx| socket.poll_accept(cx)) => match accepted {
-                    Ok((stream, peer)) => take_on(&worker, &door, &mut listener, stream, peer),
-                    Err(e) if is_the_peers(&e) => {}
-                    Err(_) => break,
-                },
-                () = &mut settled => break,
-            }
-        }
-    }
-    // Ready at once: with a connection, or with nothing. Unconstrained, or the runtime would say
-    // "nothing" once a task has done much, and what waits would be reset.
-    while let Poll::Ready(accepted) =
-        unconstrained(poll_fn(|cx| Poll::Ready(socket.poll_accept(cx)))).await
-    {
+}
+
+/// Accepts what is on its way to a socket that is about to be closed.
+async fn empty(
+    worker: &Rc<Worker>,
+    door: &Arc<Door>,
+    listener: &mut Arc<Listener>,
+    socket: &Accepting,
+) {
+    let refuses = socket.refuse_new();
+    let began = worker.process.clock.now();
+    loop {
+        // Ready at once: with a connection, or with nothing. Unconstrained, or the runtime would
+        // say "nothing" once a task has done much, and what waits would be reset.
+        let accepted = unconstrained(poll_fn(|cx| Poll::Ready(socket.poll_accept(cx)))).await;
+        let time = worker.process.clock.now().since(began);
         match accepted {
-            Ok((stream, peer)) => take_on(&worker, &door, &mut listener, stream, peer),
-            Err(e) if is_the_peers(&e) => {}
-            Err(_) => return,
+            Poll::Ready(Ok((stream, peer))) => take_on(worker, door, listener, stream, peer),
+            Poll::Ready(Err(e)) if is_the_peers(&e) => {}
+            // Descriptors become free as connections end.
+            Poll::Ready(Err(_)) if time < SHORTAGE_LIMIT => {
+                worker.idle.make_room(worker.index);
+                tokio::time::sleep(SHORTAGE_PAUSE).await;
+            }
+            Poll::Pending if refuses && time < SETTLE => tokio::time::sleep(SETTLE / 20).await,
+            Poll::Pending if refuses && time < SETTLE_LIMIT && socket.has_handshakes().await => {
+                tokio::time::sleep(SETTLE / 20).await;
+            }
+            Poll::Ready(Err(_)) | Poll::Pending => return,
         }
     }
 }
@@ -236,7 +250,7 @@ fn take_on(
     stream: Stream,
     peer: Option<IpAddr>,
 ) {
-    worker.pin(door, listener);
+    let _ = worker.pin(door, listener);
     let stats = &listener.stats[worker.index];
     if !listener.connections.try_enter() {
         stats.shed[Scope::Connections.index()].up();
@@ -246,7 +260,9 @@ fn take_on(
     stats.opened.up();
     worker.counts().connections_opened.up();
     let (door, listener) = (door.clone(), listener.clone());
-    let entry = Entry { worker: worker.clone(), listener: listener.clone(), id: None };
+    door.inside.fetch_add(1, Relaxed);
+    let entry =
+        Entry { worker: worker.clone(), listener: listener.clone(), door: door.clone(), id: None };
     tokio::task::spawn_local(async move {
         let mut entry = entry;
         let waker = poll_fn(|cx| Poll::Ready(cx.waker().clone())).await;
@@ -271,6 +287,7 @@ fn take_on(
 struct Entry {
     worker: Rc<Worker>,
     listener: Arc<Listener>,
+    door: Arc<Door>,
     id: Option<u64>,
 }
 
@@ -279,6 +296,7 @@ impl Drop for Entry {
         if let Some(id) = self.id {
             self.worker.connections.leave(id);
         }
+        self.door.inside.fetch_sub(1, Relaxed);
         self.listener.connections.leave();
         self.listener.stats[self.worker.index].closed.up();
         self.worker.counts().connections_closed.up();

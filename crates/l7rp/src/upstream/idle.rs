@@ -94,13 +94,19 @@ impl IdlePool {
     /// Closes connections that have expired, that the upstream has closed, or that lead to an
     /// upstream which nothing in force uses.
     pub fn sweep(&self, now: Nanos, worker: usize) {
-        self.stacks.borrow_mut().retain(|_, stack| {
+        let mut stacks = self.stacks.borrow_mut();
+        // First: an heir may share the counts of those that are closed here, and has the say.
+        stacks.retain(|_, stack| {
+            let retired = stack.last().map(|idle| idle.connection.upstream());
+            let Some(upstream) = retired.filter(|upstream| upstream.is_retired()) else {
+                return true;
+            };
+            upstream.stats[worker].idle.store(0, Relaxed);
+            false
+        });
+        stacks.retain(|_, stack| {
             let Some(last) = stack.last() else { return false };
             let upstream = last.connection.upstream().clone();
-            // Its successor may share its counts.
-            if upstream.is_retired() {
-                return false;
-            }
             stack.retain(|idle| idle.is_usable(&upstream, now));
             upstream.stats[worker].idle.store(stack.len() as u64, Relaxed);
             !stack.is_empty()

@@ -9,11 +9,13 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
 
 use l7rp_core::limit::Slots;
 use l7rp_core::names::Nanos;
-use l7rp_core::upstream::breaker::Change;
+use l7rp_core::upstream::breaker::{Change, Permit, State, Verdict};
 use l7rp_core::upstream::health::Health;
+use l7rp_core::upstream::passive::Fault;
 
 use super::member::Upstream;
 use super::pool::Pool;
@@ -67,6 +69,48 @@ impl Lineage {
         refresh(&lock(&self.generations), upstream);
     }
 
+    /// Judges a try at `upstream` that holds `permit`.
+    pub(super) fn judge(
+        &self,
+        upstream: &Upstream,
+        permit: Permit<'_>,
+        verdict: Verdict,
+        latency: Option<Duration>,
+        now: Nanos,
+    ) {
+        if let Some((heir, lineage)) = upstream.heir() {
+            // It is judged elsewhere now. What it has done before says something as well, but is
+            // no test of a breaker that has changed meanwhile.
+            drop(permit);
+            if heir.breaker.state() == State::Closed
+                && let Some(admission) = heir.breaker.admit(now)
+            {
+                lineage.judge(&heir, admission.permit, verdict, latency, now);
+            }
+            return;
+        }
+        let probe = permit.is_probe();
+        let change = permit.settle(verdict, now, fastrand::u64(..));
+        if let Some(change) = change {
+            if change.to == State::Closed {
+                upstream.eligible_since.store(now.0, Relaxed);
+            }
+            self.refresh(upstream);
+            self.breaker_changed(upstream, change);
+        } else if probe {
+            self.refresh(upstream);
+        }
+        let passive = upstream.passive.as_ref();
+        let fault = passive.and_then(|p| p.answered(verdict == Verdict::Failure, latency, now));
+        if let Some(fault) = fault {
+            let why = match fault {
+                Fault::Errors => "passive:errors",
+                Fault::Latency => "passive:latency",
+            };
+            self.eject(upstream, why);
+        }
+    }
+
     /// A breaker has changed: tells it.
     pub(super) fn breaker_changed(&self, upstream: &Upstream, change: Change) {
         upstream.transitions.breaker(change.to);
@@ -96,17 +140,15 @@ impl Lineage {
         }
     }
 
-    /// Takes in what a probe of `upstream` has found, and why. True: it should be probed again
-    /// at once, for it is new and has not been judged yet.
-    pub fn probed(&self, upstream: &Upstream, good: bool, why: String, now: Nanos) -> bool {
+    /// Takes in what a probe of `upstream` has found, and why.
+    pub fn probed(&self, upstream: &Upstream, good: bool, why: String, now: Nanos) {
         let generations = lock(&self.generations);
-        let (before, change, again) = {
+        let (before, change) = {
             let mut standing = lock(&upstream.standing);
-            let Some(health) = standing.health() else { return false };
-            let before = health.is_eligible();
-            (before, health.probed(good), health.is_settling())
+            let Some(health) = standing.health() else { return };
+            (health.is_eligible(), health.probed(good))
         };
-        let Some(eligible) = change else { return again };
+        let Some(eligible) = change else { return };
         if eligible {
             upstream.eligible_since.store(now.0, Relaxed);
             if let Some(passive) = &upstream.passive {
@@ -116,7 +158,6 @@ impl Lineage {
         refresh(&generations, upstream);
         drop(generations);
         self.health_changed(upstream, before, eligible, why);
-        again
     }
 
     /// Tells of a change; or, where there is none, why a new upstream stays out.

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -12,6 +12,7 @@ use l7rp_core::upstream::breaker::{self, Breaker, Trip};
 use l7rp_core::upstream::passive::{self, Passive};
 use tokio::sync::Notify;
 
+use super::lineage::Lineage;
 use super::probe::Checks;
 use super::standing::Standing;
 use crate::config::plan::{self, Scheme, UpstreamProtocol};
@@ -64,6 +65,10 @@ pub struct Upstream {
     asked: AtomicBool,
     /// Nothing in force uses it any more.
     retired: AtomicBool,
+    /// Whom it takes over from, until it does.
+    heir_of: Mutex<Option<Arc<Self>>>,
+    /// Who has taken over from it, with the pool that it belongs to.
+    heir: OnceLock<(Weak<Self>, Arc<Lineage>)>,
     addresses: ArcSwap<Vec<SocketAddr>>,
     /// Changes with the addresses, so that pooled connections to old ones are dropped.
     address_generation: AtomicU32,
@@ -100,6 +105,8 @@ impl Upstream {
             resolved_at: AtomicU64::new(0),
             asked: AtomicBool::new(resolved),
             retired: AtomicBool::new(false),
+            heir_of: Mutex::new(None),
+            heir: OnceLock::new(),
             addresses: ArcSwap::from_pointee(fixed.into_iter().collect()),
             address_generation: AtomicU32::new(0),
             next_address: AtomicUsize::new(0),
@@ -109,27 +116,58 @@ impl Upstream {
     }
 
     /// The same upstream judged by other rules: it keeps load, latency, counts, addresses and
-    /// standing, and its breaker goes on from where it was.
+    /// standing, and its breaker goes on from where it is when it takes over.
     pub(super) fn under_other_rules(
-        &self,
+        self: &Arc<Self>,
         pool: &plan::Pool,
         plan: &plan::Upstream,
         id: usize,
         now: Nanos,
     ) -> Self {
-        Self {
+        let heir = Self {
             seat: self.seat.clone(),
-            breaker: Breaker::taking_over(&breaker_rules(pool), &self.breaker, now),
             stats: self.stats.clone(),
             transitions: self.transitions.clone(),
-            standing: Mutex::new(lock(&self.standing).clone()),
-            eligible_since: AtomicU64::new(self.eligible_since.load(Relaxed)),
-            probed_at: AtomicU64::new(self.probed_at.load(Relaxed)),
-            resolved_at: AtomicU64::new(self.resolved_at.load(Relaxed)),
-            asked: AtomicBool::new(self.has_first_answer()),
-            addresses: ArcSwap::new(self.addresses.load_full()),
+            heir_of: Mutex::new(Some(self.clone())),
             ..Self::new(pool, plan, id, 0)
+        };
+        heir.adopt(self, now);
+        heir
+    }
+
+    fn adopt(&self, old: &Self, now: Nanos) {
+        self.breaker.adopt(&old.breaker, now);
+        *lock(&self.standing) = lock(&old.standing).clone();
+        for (to, from) in [
+            (&self.eligible_since, &old.eligible_since),
+            (&self.probed_at, &old.probed_at),
+            (&self.resolved_at, &old.resolved_at),
+        ] {
+            to.store(from.load(Relaxed), Relaxed);
         }
+        self.asked.store(old.has_first_answer(), Relaxed);
+        self.addresses.store(old.addresses.load_full());
+    }
+
+    /// Takes over from the one before it, if there is one: with what is known by now, and with
+    /// what will still come to be known of requests that were sent before.
+    pub(super) fn take_over(self: &Arc<Self>, lineage: &Arc<Lineage>, now: Nanos) {
+        if let Some(old) = lock(&self.heir_of).take() {
+            self.adopt(&old, now);
+            let _ = old.heir.set((Arc::downgrade(self), lineage.clone()));
+        }
+    }
+
+    /// Who has taken over from it, and the pool of that one.
+    pub(super) fn heir(&self) -> Option<(Arc<Self>, &Arc<Lineage>)> {
+        let (heir, lineage) = self.heir.get()?;
+        Some((heir.upgrade()?, lineage))
+    }
+
+    /// Whether probes have not judged it yet, and were all good.
+    pub(super) fn is_settling(&self) -> bool {
+        let standing = lock(&self.standing);
+        standing.checked.as_ref().is_some_and(|(_, health)| health.is_settling())
     }
 
     /// Nothing in force uses it any more: its connections are of no use.
@@ -221,8 +259,13 @@ fn speaks(protocol: UpstreamProtocol, scheme: Scheme) -> Speaks {
 
 /// Whether two plans of a pool judge their upstreams by the same rules.
 pub(super) fn same_rules(a: &plan::Pool, b: &plan::Pool) -> bool {
-    let breakers = a.breaker == b.breaker && probe_patience(a) == probe_patience(b);
-    breakers && a.passive == b.passive
+    a.breaker == b.breaker && a.passive == b.passive
+}
+
+/// Whether two upstreams are the same, however their URLs are written.
+pub(super) fn same_address(a: &plan::Upstream, b: &plan::Upstream) -> bool {
+    let address = |u: &plan::Upstream| (u.scheme, u.host.to_ascii_lowercase(), u.port);
+    address(a) == address(b) && a.base_path == b.base_path
 }
 
 fn breaker_rules(pool: &plan::Pool) -> breaker::Rules {
@@ -237,9 +280,14 @@ fn breaker_rules(pool: &plan::Pool) -> breaker::Rules {
         open_min: plan.open_min,
         open_max: plan.open_max,
         half_open_probes: plan.half_open_probes,
-        // A response that still flows is judged at half of this.
-        probe_timeout: probe_patience(pool) * 2,
+        probe_timeout: probe_timeout(pool),
     }
+}
+
+/// After what time a test of a breaker is lost. A response that still flows is judged at half of
+/// this.
+pub(super) fn probe_timeout(pool: &plan::Pool) -> Duration {
+    probe_patience(pool) * 2
 }
 
 /// How long a request that tests a half-open breaker may take before it is judged by what it

@@ -146,7 +146,7 @@ impl<'a> Place<'a> {
         };
         match (self.permit.take(), verdict) {
             (Some(permit), Some(verdict)) => {
-                self.pool.judge(self.upstream, permit, verdict, self.latency, now);
+                self.pool.lineage.judge(self.upstream, permit, verdict, self.latency, now);
             }
             (Some(permit), None) => self.release(permit),
             (None, _) => {}

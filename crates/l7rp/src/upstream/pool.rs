@@ -8,8 +8,7 @@ use l7rp_core::failure::{Failure, Scope};
 use l7rp_core::limit::RetryBudget;
 use l7rp_core::names::Nanos;
 use l7rp_core::pick::{self, Ask, Eligible, Member, Seat, Tried};
-use l7rp_core::upstream::breaker::{Permit, State, Verdict};
-use l7rp_core::upstream::passive::Fault;
+use l7rp_core::upstream::breaker::State;
 use l7rp_core::upstream::ramp;
 use l7rp_core::window::HalfLife;
 
@@ -17,7 +16,7 @@ pub use super::member::{Speaks, Upstream};
 pub use super::place::{End, Place};
 
 use super::lineage::Lineage;
-use super::member::{probe_patience, same_rules};
+use super::member::{probe_patience, probe_timeout, same_address, same_rules};
 use super::probe::Checks;
 use crate::config::plan;
 use crate::observe::event::Events;
@@ -80,14 +79,14 @@ pub struct Wanted<'a> {
 
 impl Pool {
     /// The pool that `plan` describes. It takes over from `old` what both have: upstreams with
-    /// the same URL keep load, latency, breaker and health, each by its own identity. Nothing
+    /// the same address keep load, latency, breaker and health, each by its own identity. Nothing
     /// that `old` does changes before [`Pool::take_over`].
     pub fn new(plan: &plan::Pool, old: Option<&Self>, making: &Making, now: Nanos) -> Arc<Self> {
         let upstreams: Vec<_> =
             plan.upstreams.iter().map(|u| upstream(plan, u, old, making, now)).collect();
         let members: Vec<_> =
             plan.upstreams.iter().map(|u| Member { id: &u.url, weight: u.weight }).collect();
-        let lineage = old.map_or_else(
+        let lineage = old.filter(|old| old.plan.name == plan.name).map_or_else(
             || Arc::new(Lineage::new(&plan.name, plan.max_in_flight, &making.events)),
             |old| old.lineage.clone(),
         );
@@ -121,16 +120,26 @@ impl Pool {
     }
 
     /// Puts its rules in force for what it shares with the generation before it.
-    pub fn take_over(&self) {
+    pub fn take_over(&self, now: Nanos) {
         self.lineage.slots.set_max(self.plan.max_in_flight);
         for (upstream, plan) in self.upstreams.iter().zip(&self.plan.upstreams) {
             upstream.seat.set_limit(plan.max_in_flight);
+            upstream.breaker.set_probe_timeout(probe_timeout(&self.plan));
             self.lineage.locked(|| {
-                let checks = Checks::of(&self.plan, plan);
-                lock(&upstream.standing).set_checks(checks);
+                upstream.take_over(&self.lineage, now);
+                let mut standing = lock(&upstream.standing);
+                if standing.set_checks(Checks::of(&self.plan, plan)) {
+                    // Something else is asked: the answer is not waited for.
+                    upstream.probed_at.store(0, Relaxed);
+                }
             });
             self.lineage.refresh(upstream);
         }
+    }
+
+    /// Whether it has upstreams that `plan` has too.
+    pub fn shares_upstreams(&self, plan: &plan::Pool) -> bool {
+        plan.upstreams.iter().any(|u| self.plan.upstreams.iter().any(|own| same_address(own, u)))
     }
 
     /// Chooses an upstream and takes a place at it. `draw`: 64 random bits.
@@ -310,37 +319,6 @@ impl Pool {
         self.plan.breaker.failure_statuses.iter().any(|&(from, to)| (from..=to).contains(&status))
     }
 
-    /// Judges a try at `upstream` that holds `permit`.
-    pub(super) fn judge(
-        &self,
-        upstream: &Upstream,
-        permit: Permit<'_>,
-        verdict: Verdict,
-        latency: Option<Duration>,
-        now: Nanos,
-    ) {
-        let probe = permit.is_probe();
-        let change = permit.settle(verdict, now, fastrand::u64(..));
-        if let Some(change) = change {
-            if change.to == State::Closed {
-                upstream.eligible_since.store(now.0, Relaxed);
-            }
-            self.lineage.refresh(upstream);
-            self.lineage.breaker_changed(upstream, change);
-        } else if probe {
-            self.lineage.refresh(upstream);
-        }
-        let passive = upstream.passive.as_ref();
-        let fault = passive.and_then(|p| p.answered(verdict == Verdict::Failure, latency, now));
-        if let Some(fault) = fault {
-            let why = match fault {
-                Fault::Errors => "passive:errors",
-                Fault::Latency => "passive:latency",
-            };
-            self.lineage.eject(upstream, why);
-        }
-    }
-
     /// Feeds the latency of `upstream`: from sending a request to the head of its response.
     pub(super) fn observe_latency(&self, upstream: &Upstream, now: Nanos, latency: Duration) {
         upstream.seat.latency.observe(now, latency.as_secs_f64(), self.half_life);
@@ -363,8 +341,8 @@ impl Pool {
     }
 }
 
-/// The upstream that `plan` describes: that of `old` with the same URL, if it is judged by the
-/// same rules.
+/// The upstream that `plan` describes: that of `old` with the same address, if it is the same
+/// pool and judges it by the same rules; or else its heir.
 fn upstream(
     pool: &plan::Pool,
     plan: &plan::Upstream,
@@ -373,11 +351,20 @@ fn upstream(
     now: Nanos,
 ) -> Arc<Upstream> {
     let id = || making.last_id.fetch_add(1, Relaxed);
-    let known = old.and_then(|old| Some((old, old.upstreams.iter().find(|u| u.url == plan.url)?)));
-    match known {
-        Some((old, upstream)) if same_rules(&old.plan, pool) => upstream.clone(),
-        Some((_, upstream)) => Arc::new(upstream.under_other_rules(pool, plan, id(), now)),
-        None => Arc::new(Upstream::new(pool, plan, id(), making.workers)),
+    let known = old.and_then(|old| {
+        let all = || old.plan.upstreams.iter();
+        let known = all().position(|u| u.url == plan.url);
+        let known = known.or_else(|| all().position(|u| same_address(u, plan)))?;
+        Some((old, old.upstreams.get(known)?))
+    });
+    let Some((old, known)) = known else {
+        return Arc::new(Upstream::new(pool, plan, id(), making.workers));
+    };
+    let same_name = old.plan.name == pool.name && known.url == plan.url;
+    if same_name && same_rules(&old.plan, pool) {
+        known.clone()
+    } else {
+        Arc::new(known.under_other_rules(pool, plan, id(), now))
     }
 }
 

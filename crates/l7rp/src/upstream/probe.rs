@@ -2,7 +2,6 @@
 //! own, so that none waits for another.
 
 use std::future::poll_fn;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
@@ -11,10 +10,11 @@ use l7rp_core::http1::Limits;
 use l7rp_core::http1::body::Body;
 use l7rp_core::http1::response::{Response, parse_response};
 use l7rp_core::names::Nanos;
+use tokio::sync::watch;
 
 use super::connect::connect;
-use super::lineage::Lineage;
 use super::pool::Upstream;
+use super::upkeep::Orders;
 use crate::clock::Clock;
 use crate::config::plan::{self, ActiveHealth, HostHeader};
 use crate::stream::Stream;
@@ -67,50 +67,79 @@ pub fn first_pause(checks: &Checks, ix: usize, of: usize) -> Duration {
 }
 
 /// Probes an upstream for ever: at first without a pause until it has been judged, then once
-/// every interval. `first_pause`: before the first probe of one that was never probed.
-pub async fn keep_probed(
-    upstream: Arc<Upstream>,
-    lineage: Arc<Lineage>,
-    checks: Checks,
-    first_pause: Duration,
-    clock: Clock,
-) {
-    let Checks { plan, request } = &checks;
-    let pause = || plan.interval.mul_f64(0.95 + fastrand::f64() / 10.0);
-    match upstream.probed_at.load(Relaxed) {
-        0 => tokio::time::sleep(first_pause).await,
-        // Another task has done this before: its rhythm goes on, however often that happens.
-        at => tokio::time::sleep_until(clock.instant(Nanos(at).plus(pause()))).await,
+/// every interval. A reload gives other orders; a probe that is under way then still counts.
+/// `first_pause`: before the first probe of one that was never probed.
+pub async fn keep_probed(mut orders: watch::Receiver<Orders>, first_pause: Duration, clock: Clock) {
+    if orders.borrow().upstream.probed_at.load(Relaxed) == 0 {
+        tokio::time::sleep(first_pause).await;
     }
-    loop {
+    while let Some(Orders { upstream, checks: Some(checks), .. }) =
+        when_due(&mut orders, clock).await
+    {
         // Nobody is asked for a name without addresses: that the name has none keeps it out,
         // and the moment that it has some it should be judged.
-        while upstream.current_addresses().is_empty() {
+        if upstream.current_addresses().is_empty() {
             tokio::time::sleep(APART).await;
+            continue;
         }
+        let Checks { plan, request } = &checks;
         let began = clock.now();
-        upstream.probed_at.store(began.0, Relaxed);
         let asked = tokio::time::timeout(plan.timeout, ask(&upstream, request, plan)).await;
-        let (good, why) = match &asked {
+        let verdict = match &asked {
             Ok(Ok(answer)) => {
                 let status = answer.head.status;
-                (is_expected(plan, status), format!("status:{status}"))
+                Some((is_expected(plan, status), format!("status:{status}")))
             }
             // What this machine lacks says nothing about the upstream.
-            Ok(Err(Failure::LocalShortage)) => {
-                tokio::time::sleep(plan.interval).await;
-                continue;
-            }
-            Ok(Err(failure)) => (false, failure.meaning().reason.to_owned()),
-            Err(_) => (false, "timeout".to_owned()),
+            Ok(Err(Failure::LocalShortage)) => None,
+            Ok(Err(failure)) => Some((false, failure.meaning().reason.to_owned())),
+            Err(_) => Some((false, "timeout".to_owned())),
         };
-        let again = lineage.probed(&upstream, good, why, clock.now());
+        let lacked = verdict.is_none();
+        take_in(&orders, &checks, verdict, began, clock);
+        if lacked {
+            tokio::time::sleep(plan.interval).await;
+        }
         if let Ok(Ok(answer)) = asked {
             // Closing over unread octets would look like an abort in the upstream's log.
             let _ = tokio::time::timeout(plan.timeout / 4, answer.drain()).await;
         }
-        if !again {
-            tokio::time::sleep_until(clock.instant(began.plus(pause()))).await;
+    }
+}
+
+/// Tells what a probe that began then has found, to whoever wants to know the same by now.
+fn take_in(
+    orders: &watch::Receiver<Orders>,
+    asked: &Checks,
+    verdict: Option<(bool, String)>,
+    began: Nanos,
+    clock: Clock,
+) {
+    let Orders { upstream, lineage, checks, .. } = orders.borrow().clone();
+    if !checks.is_some_and(|checks| checks.asks_the_same(asked)) {
+        return;
+    }
+    upstream.probed_at.store(began.0.max(1), Relaxed);
+    if let Some((good, why)) = verdict {
+        lineage.probed(&upstream, good, why, clock.now());
+    }
+}
+
+/// Waits until the next probe is due, by orders that may change meanwhile. `None`: there will be
+/// no more.
+async fn when_due(orders: &mut watch::Receiver<Orders>, clock: Clock) -> Option<Orders> {
+    let jitter = 0.95 + fastrand::f64() / 10.0;
+    loop {
+        let now = orders.borrow_and_update().clone();
+        let interval = now.checks.as_ref()?.plan.interval;
+        let last = now.upstream.probed_at.load(Relaxed);
+        let due = Nanos(last).plus(interval.mul_f64(jitter));
+        if last == 0 || now.upstream.is_settling() || clock.now() >= due {
+            return Some(now);
+        }
+        tokio::select! {
+            () = tokio::time::sleep_until(clock.instant(due)) => {}
+            changed = orders.changed() => changed.ok()?,
         }
     }
 }

@@ -7,11 +7,12 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use l7rp_core::names::Nanos;
+use tokio::sync::watch;
 
 use super::lineage::Lineage;
 use super::pool::Upstream;
+use super::upkeep::Orders;
 use crate::clock::Clock;
-use crate::config::plan::Dns;
 use crate::observe::event::{Event, Events};
 
 /// Addresses of one name that are used at most.
@@ -23,17 +24,13 @@ const AT_MOST_EVERY: Duration = Duration::from_secs(1);
 /// A failing name makes one event in this time.
 const QUIET: Duration = Duration::from_secs(30);
 
-/// Keeps the addresses of an upstream current. Never returns.
-pub async fn keep_resolved(
-    upstream: Arc<Upstream>,
-    lineage: Arc<Lineage>,
-    dns: Dns,
-    clock: Clock,
-    events: Arc<Events>,
-) {
+/// Keeps the addresses of an upstream current. Never returns. A reload gives other orders.
+pub async fn keep_resolved(orders: watch::Receiver<Orders>, clock: Clock, events: Arc<Events>) {
     let mut last_event: Option<Nanos> = None;
     loop {
+        let Orders { upstream, .. } = orders.borrow().clone();
         let answer = look_up(&upstream.host, upstream.port).await;
+        let Orders { upstream, lineage, dns, .. } = orders.borrow().clone();
         let now = clock.now();
         let wait = match answer {
             Ok(new) => {

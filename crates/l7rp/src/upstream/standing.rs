@@ -26,10 +26,13 @@ impl Standing {
     }
 
     /// Has it judged by `checks` from now on. What is known stays known where the same is asked;
-    /// and whoever was eligible stays so until the new probes say otherwise.
-    pub(super) fn set_checks(&mut self, checks: Option<Checks>) {
+    /// and whoever was eligible stays so until the new probes say otherwise. Whether the next
+    /// answer is news: something else is asked, or the first ones have not all come.
+    pub(super) fn set_checks(&mut self, checks: Option<Checks>) -> bool {
         let was_healthy = self.is_healthy();
         let known = self.checked.take();
+        let same =
+            matches!((&known, &checks), (Some((old, _)), Some(new)) if old.asks_the_same(new));
         self.checked = checks.map(|checks| {
             let (healthy, unhealthy) =
                 (checks.plan.healthy_threshold, checks.plan.unhealthy_threshold);
@@ -42,6 +45,7 @@ impl Standing {
             };
             (checks, health)
         });
+        !same || self.checked.as_ref().is_some_and(|(_, health)| health.is_settling())
     }
 
     /// What probes say.

@@ -1,20 +1,35 @@
 //! The tasks that keep what is known of upstreams current: addresses behind names, and health.
-//! A reload lets those go on whose upstream and orders are still the same.
+//! A reload gives them other orders, and lets what is under way come to its end.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use tokio::runtime::Handle;
+use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
-use super::pool::Pool;
+use super::lineage::Lineage;
+use super::pool::{Pool, Upstream};
 use super::probe::{self, Checks, keep_probed};
 use super::resolve::keep_resolved;
 use crate::clock::Clock;
 use crate::config::plan::Dns;
 use crate::observe::event::Events;
 
-/// All such tasks, by their upstream's id.
+/// What the tasks of an upstream are to do.
+#[derive(Clone, Debug)]
+pub struct Orders {
+    /// For whom: an heir takes the place of the one before.
+    pub upstream: Arc<Upstream>,
+    /// Who wants to know.
+    pub lineage: Arc<Lineage>,
+    /// What is asked, if anything.
+    pub checks: Option<Checks>,
+    /// How names are resolved.
+    pub dns: Dns,
+}
+
+/// All such tasks, by the place of their upstream's seat, which heirs share.
 #[derive(Debug)]
 pub struct Upkeep {
     runtime: Handle,
@@ -23,11 +38,16 @@ pub struct Upkeep {
     tasks: HashMap<usize, Tasks>,
 }
 
-/// Those of one upstream, with what they were told.
-#[derive(Debug, Default)]
+/// Those of one upstream.
+#[derive(Debug)]
 struct Tasks {
-    probing: Option<(Checks, AbortHandle)>,
-    resolving: Option<(Dns, AbortHandle)>,
+    orders: watch::Sender<Orders>,
+    probing: Option<AbortHandle>,
+    resolving: Option<AbortHandle>,
+}
+
+fn key(upstream: &Upstream) -> usize {
+    Arc::as_ptr(&upstream.seat) as usize
 }
 
 impl Upkeep {
@@ -38,9 +58,9 @@ impl Upkeep {
 
     /// Sees to it that the upstreams of `pool` that are new are taken care of.
     pub fn begin(&mut self, pool: &Pool) {
-        for ix in 0..pool.upstreams.len() {
-            if !self.tasks.contains_key(&pool.upstreams[ix].id) {
-                self.take_care(pool, ix);
+        for (ix, upstream) in pool.upstreams.iter().enumerate() {
+            if !self.tasks.contains_key(&key(upstream)) {
+                self.take_care(pool, ix, None);
             }
         }
     }
@@ -50,43 +70,50 @@ impl Upkeep {
         let mut before = std::mem::take(&mut self.tasks);
         for pool in pools {
             for (ix, upstream) in pool.upstreams.iter().enumerate() {
-                self.tasks.insert(upstream.id, before.remove(&upstream.id).unwrap_or_default());
-                self.take_care(pool, ix);
+                self.take_care(pool, ix, before.remove(&key(upstream)));
             }
         }
     }
 
-    fn take_care(&mut self, pool: &Pool, ix: usize) {
+    fn take_care(&mut self, pool: &Pool, ix: usize, tasks: Option<Tasks>) {
         let (Some(upstream), Some(plan)) = (pool.upstreams.get(ix), pool.plan.upstreams.get(ix))
         else {
             return;
         };
-        let tasks = self.tasks.entry(upstream.id).or_default();
-        let checks = Checks::of(&pool.plan, plan);
-        if tasks.probing.as_ref().map(|(checks, _)| checks) != checks.as_ref() {
+        let orders = Orders {
+            upstream: upstream.clone(),
+            lineage: pool.lineage.clone(),
+            checks: Checks::of(&pool.plan, plan),
+            dns: pool.plan.dns.clone(),
+        };
+        let mut tasks = tasks.unwrap_or_else(|| Tasks {
+            orders: watch::Sender::new(orders.clone()),
+            probing: None,
+            resolving: None,
+        });
+        let before = tasks.orders.send_replace(orders.clone());
+        let same = match (&before.checks, &orders.checks) {
+            (Some(before), Some(now)) => before.asks_the_same(now),
+            (before, now) => before.is_none() && now.is_none(),
+        };
+        if !same {
             stop(tasks.probing.take());
-            tasks.probing = checks.map(|checks| {
-                let pause = probe::first_pause(&checks, ix, pool.upstreams.len());
-                let (upstream, lineage) = (upstream.clone(), pool.lineage.clone());
-                let task = keep_probed(upstream, lineage, checks.clone(), pause, self.clock);
-                (checks, self.runtime.spawn(task).abort_handle())
-            });
         }
-        let dns = upstream.is_named().then(|| pool.plan.dns.clone());
-        if tasks.resolving.as_ref().map(|(dns, _)| dns) != dns.as_ref() {
-            stop(tasks.resolving.take());
-            tasks.resolving = dns.map(|dns| {
-                let (upstream, lineage) = (upstream.clone(), pool.lineage.clone());
-                let events = self.events.clone();
-                let task = keep_resolved(upstream, lineage, dns.clone(), self.clock, events);
-                (dns, self.runtime.spawn(task).abort_handle())
-            });
+        if let Some(checks) = orders.checks.filter(|_| tasks.probing.is_none()) {
+            let pause = probe::first_pause(&checks, ix, pool.upstreams.len());
+            let task = keep_probed(tasks.orders.subscribe(), pause, self.clock);
+            tasks.probing = Some(self.runtime.spawn(task).abort_handle());
         }
+        if upstream.is_named() && tasks.resolving.is_none() {
+            let task = keep_resolved(tasks.orders.subscribe(), self.clock, self.events.clone());
+            tasks.resolving = Some(self.runtime.spawn(task).abort_handle());
+        }
+        self.tasks.insert(key(upstream), tasks);
     }
 }
 
-fn stop<T>(task: Option<(T, AbortHandle)>) {
-    if let Some((_, task)) = task {
+fn stop(task: Option<AbortHandle>) {
+    if let Some(task) = task {
         task.abort();
     }
 }

@@ -478,16 +478,22 @@ fn answers_that_race_do_not_mix() {
 #[test]
 fn nobody_tells_what_comes_before_the_answer_of_a_race() {
     const HINT: &str = "HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n";
-    let origins: [Origin; 2] = in_turn(move |call, nth| {
-        call.send(HINT);
-        if nth > 0 { say(call, 200, "", "hedge") } else { reply::hang(call) }
-    });
-    let proxy = racing(&origins.each_ref()).start();
-    let mut client = proxy.client();
-    client.send(get("a.test", "/", ""));
-    assert_eq!(client.head().status(), 200);
-    assert_races(&proxy, 1.0, 0.0, 1.0);
-    assert_at_rest(&proxy);
+    for at_once in [true, false] {
+        let origins: [Origin; 2] = in_turn(move |call, nth| {
+            if at_once && nth > 0 {
+                call.send(format!("{HINT}{}", reply::ok("hedge")));
+                return Then::Next;
+            }
+            call.send(HINT);
+            if nth > 0 { say(call, 200, "", "hedge") } else { reply::hang(call) }
+        });
+        let proxy = racing(&origins.each_ref()).start();
+        let mut client = proxy.client();
+        client.send(get("a.test", "/", ""));
+        assert_eq!(client.head().status(), 200, "at once: {at_once}");
+        assert_races(&proxy, 1.0, 0.0, 1.0);
+        assert_at_rest(&proxy);
+    }
 }
 
 #[test]

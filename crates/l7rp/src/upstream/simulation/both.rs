@@ -279,8 +279,9 @@ impl<'a> Both<'a> {
     /// A probe of health; whether the next should follow at once.
     pub fn probed(&mut self, ix: usize, good: bool) -> bool {
         self.trail.note(self.now, Step::Probed { ix, good });
-        let again =
-            self.pool.lineage.probed(&self.pool.upstreams[ix], good, "status".into(), self.now);
+        let upstream = &self.pool.upstreams[ix];
+        self.pool.lineage.probed(upstream, good, "status".into(), self.now);
+        let again = upstream.is_settling();
         let one = &mut self.model.upstreams[ix];
         let Some(probed) = &mut one.probed else { return false };
         if probed.answer(good) {
