@@ -189,6 +189,10 @@ pub enum Failure {
     ConnectTimeout,
     /// The connection failed otherwise.
     ConnectFailed,
+    /// The upstream's certificate was refused.
+    TlsCertificate,
+    /// The TLS handshake with the upstream failed otherwise.
+    TlsProtocol,
     /// Descriptors, ports or memory of this machine ran out.
     LocalShortage,
     /// The upstream closed or reset before a whole response head.
@@ -278,6 +282,8 @@ impl Failure {
             Self::ConnectRefused => row(502, Upstream, Unsent, "connection_refused", "connect_refused", "upstream refused the connection"),
             Self::ConnectTimeout => row(504, Upstream, Unsent, "connection_timeout", "connect_timeout", "upstream connection not established in time"),
             Self::ConnectFailed => row(502, Upstream, Unsent, "destination_ip_unroutable", "connect_failed", "upstream connection failed"),
+            Self::TlsCertificate => row(502, Upstream, Unsent, "tls_certificate_error", "tls_certificate", "upstream certificate not accepted"),
+            Self::TlsProtocol => row(502, Upstream, Unsent, "tls_protocol_error", "tls_protocol", "TLS handshake with the upstream failed"),
             Self::LocalShortage => row(503, Proxy, No, "proxy_internal_error", "local_shortage", "proxy is out of a local resource"),
             Self::StreamRefused => row(503, Proxy, IfRepeatable, "connection_terminated", "stream_refused", "upstream did not process the request"),
             Self::UpstreamClosed => row(502, Upstream, IfRepeatable, "connection_terminated", "upstream_closed", "upstream closed the connection without a response"),
@@ -310,7 +316,7 @@ impl Failure {
 mod tests {
     use super::*;
 
-    const PLAIN: [Failure; 31] = [
+    const PLAIN: [Failure; 33] = [
         Failure::TargetTooLong,
         Failure::HeadTooLarge,
         Failure::TooManyFields,
@@ -333,6 +339,8 @@ mod tests {
         Failure::ConnectRefused,
         Failure::ConnectTimeout,
         Failure::ConnectFailed,
+        Failure::TlsCertificate,
+        Failure::TlsProtocol,
         Failure::LocalShortage,
         Failure::UpstreamClosed,
         Failure::StreamRefused,
@@ -378,7 +386,9 @@ mod tests {
                 Failure::Unresolved,
                 Failure::ConnectRefused,
                 Failure::ConnectTimeout,
-                Failure::ConnectFailed
+                Failure::ConnectFailed,
+                Failure::TlsCertificate,
+                Failure::TlsProtocol
             ]
         );
     }

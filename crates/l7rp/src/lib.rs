@@ -9,6 +9,7 @@
 //! | [`live`] | the snapshot in force |
 //! | [`serve`] | sockets and protocols: octets ⇄ exchanges |
 //! | [`exchange`] | one exchange, from head to last octet: read `exchange/mod.rs` first |
+//! | [`tls`] | certificates and keys; handshakes with clients and upstreams |
 //! | [`upstream`] | pools, connections, names |
 //! | [`observe`] | metrics, log lines, events |
 //! | [`admin`] | endpoints about the proxy itself |
@@ -37,6 +38,7 @@ mod sync;
 mod sys;
 pub mod systemd;
 mod timer;
+pub mod tls;
 pub mod tools;
 pub mod upstream;
 pub mod worker;

@@ -97,13 +97,11 @@ impl Pipe {
     ) -> Poll<io::Result<usize>> {
         let mut flow = lock(&self.incoming);
         if flow.is_empty() {
-            return match flow.end() {
-                Some(end) => Poll::Ready(end.map(|()| 0)),
-                None => {
-                    Flow::wait(&mut flow.reader, cx);
-                    Poll::Pending
-                }
-            };
+            if let Some(end) = flow.end() {
+                return Poll::Ready(end.map(|()| 0));
+            }
+            Flow::wait(&mut flow.reader, cx);
+            return Poll::Pending;
         }
         if buf.len() == buf.capacity() {
             buf.reserve(32);
