@@ -16,12 +16,16 @@ use crate::timer::Timer;
 use crate::worker::Buffers;
 
 /// What is special about a connection.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Link {
     /// It speaks HTTP/2, and this is a stream of it.
     pub is_http2: bool,
     /// It is encrypted.
     pub is_tls: bool,
+    /// The name that the client has asked for in its TLS handshake.
+    pub sni: Option<String>,
+    /// Who the client is, by its certificate.
+    pub identity: Option<String>,
 }
 
 /// A client's connection.

@@ -16,6 +16,7 @@ use l7rp_core::window::Percentile;
 
 use crate::http2::meter::Flood;
 use crate::sync::lock;
+use crate::tls::REASONS;
 
 /// A counter that one thread writes and any may read.
 #[derive(Debug, Default)]
@@ -292,12 +293,30 @@ pub struct ListenerStats {
     pub h2_floods: [Count; Flood::ALL.len()],
     /// The same because of streams reset in a hurry.
     pub h2_resets: Count,
+    /// TLS handshakes that came to nothing, by [`tls_failure_name`].
+    pub tls_failures: [Count; TLS_FAILURES],
     /// Requests that no route matched.
     pub no_route: Count,
     /// Requests shed, by [`Scope::index`].
     pub shed: [Count; Scope::ALL.len()],
     /// Requests refused as malformed or over a limit, by [`bad_reason_index`].
     pub bad: [Count; BAD_REASONS.len()],
+}
+
+/// Reasons of `proxy_tls_handshake_failures_total`, and one for what took too long.
+pub const TLS_FAILURES: usize = REASONS.len() + 1;
+
+/// The label of a place among them.
+pub fn tls_failure_name(ix: usize) -> &'static str {
+    REASONS.get(ix).copied().unwrap_or("timeout")
+}
+
+impl ListenerStats {
+    /// A TLS handshake came to nothing.
+    pub fn tls_failed(&self, reason: &str) {
+        let ix = REASONS.iter().position(|known| *known == reason).unwrap_or(REASONS.len());
+        self.tls_failures[ix].up();
+    }
 }
 
 /// Reasons of `proxy_bad_requests_total`: those of failures with a 4xx or 505 that the

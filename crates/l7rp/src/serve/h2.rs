@@ -50,8 +50,8 @@ pub async fn serve(worker: &Rc<Worker>, listener: &Arc<Listener>, client: Client
     let clock = worker.process.clock;
     let timeouts = listener.plan.timeouts.clone();
     let Client { stream, mut timer, peer, peer_text, door, link, .. } = client;
-    let is_tls = link.is_some_and(|link| link.is_tls);
-    let link = Some(Rc::new(Link { is_http2: true, is_tls }));
+    let link = link.as_deref().cloned().unwrap_or_default();
+    let link = Some(Rc::new(Link { is_http2: true, ..link }));
     listener.stats[worker.index].opened_h2.up();
     let flood = Rc::new(Cell::new(None));
     let meter = Meter::new(crate::http2::PREFACE.len(), clock.now());

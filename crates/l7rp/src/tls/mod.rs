@@ -5,6 +5,7 @@ pub mod choose;
 pub mod client;
 pub mod files;
 mod handshake;
+mod material;
 pub mod server;
 mod verify;
 
@@ -20,6 +21,7 @@ use rustls::crypto::{CryptoProvider, aws_lc_rs};
 
 pub use client::Originator;
 pub use handshake::{Accepted, HandshakeFailure, REASONS};
+pub use material::{Material, MaterialError};
 pub use server::{Resumption, Shown, Terminator};
 
 /// Why TLS cannot be set up.

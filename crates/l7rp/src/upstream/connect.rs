@@ -30,8 +30,10 @@ pub async fn connect(upstream: &Upstream, limit: Duration) -> Result<Connected, 
                 Ok(stream) => {
                     // Best effort: a socket without it works, only later.
                     let _ = stream.set_nodelay(true);
-                    let is_http2 = upstream.speaks == Speaks::Http2;
-                    return Ok(Connected { stream: Stream::Tcp(stream), is_http2 });
+                    match secured(upstream, stream).await {
+                        Ok(connected) => return Ok(connected),
+                        Err(e) => last = e,
+                    }
                 }
                 Err(e) => last = (meaning(&e), format!("{address}: {e}")),
             }
@@ -45,6 +47,19 @@ pub async fn connect(upstream: &Upstream, limit: Duration) -> Result<Connected, 
             Err((Failure::ConnectTimeout, format!("no connection within {} ms", limit.as_millis())))
         }
     }
+}
+
+/// Speaks TLS where that is asked for.
+async fn secured(upstream: &Upstream, stream: TcpStream) -> Result<Connected, (Failure, String)> {
+    if !upstream.is_tls {
+        let is_http2 = upstream.speaks == Speaks::Http2;
+        return Ok(Connected { stream: Stream::Tcp(stream), is_http2 });
+    }
+    let Some(tls) = upstream.tls.load_full() else {
+        return Err((Failure::TlsProtocol, "TLS is not set up".to_owned()));
+    };
+    let (stream, is_http2) = tls.connect(stream, &upstream.host).await?;
+    Ok(Connected { stream: Stream::Tls(Box::new(stream)), is_http2 })
 }
 
 /// What an error on connecting means. What this machine lacks is not the upstream's fault.

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering:
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use l7rp_core::names::Nanos;
 use l7rp_core::pick::Seat;
 use l7rp_core::upstream::breaker::{self, Breaker, Trip};
@@ -18,6 +18,7 @@ use super::standing::Standing;
 use crate::config::plan::{self, Scheme, UpstreamProtocol};
 use crate::observe::stats::{Transitions, UpstreamStats};
 use crate::sync::lock;
+use crate::tls::Originator;
 
 /// An upstream. It lives for as long as its pool has its URL and judges it by the same rules,
 /// whatever else a reload changes.
@@ -31,6 +32,8 @@ pub struct Upstream {
     pub port: u16,
     /// Over TLS.
     pub is_tls: bool,
+    /// How TLS is spoken, where it is.
+    pub(super) tls: ArcSwapOption<Originator>,
     /// The version of HTTP.
     pub speaks: Speaks,
     /// Host and port as in the URL, for the Host field.
@@ -89,6 +92,7 @@ impl Upstream {
             host: plan.host.clone(),
             port: plan.port,
             is_tls: plan.scheme == Scheme::Https,
+            tls: ArcSwapOption::empty(),
             speaks: speaks(pool.protocol, plan.scheme),
             authority: plan.authority.clone(),
             base_path: plan.base_path.clone(),
