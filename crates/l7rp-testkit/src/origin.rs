@@ -114,7 +114,9 @@ impl Origin {
         script: impl Fn(&mut Call<'_>) -> Then + Send + Sync + 'static,
     ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        Self { is_wrapped: true, ..Self::serve(listener, wrap, script) }
+        let mut origin = Self::serve(listener, wrap, script);
+        origin.is_wrapped = true;
+        origin
     }
 
     fn serve(
