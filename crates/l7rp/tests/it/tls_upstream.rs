@@ -256,12 +256,26 @@ fn the_handshake_tells_which_protocol_is_spoken() {
         for _ in 0..3 {
             assert_eq!(proxy.get("/").text(), text, "{url} {keys}");
         }
-        assert_at_rest(&proxy);
+        assert_counts(&proxy, "proxy_upstream_inflight", &[], 0.0);
     }
     assert_eq!(requests.load(SeqCst), 6);
     // One that does not offer what is demanded.
     let proxy = with(&one.url(), "protocol: h2");
     assert_failed(&proxy, &proxy.get("/"), 502, "tls_protocol_error", "tls_protocol");
+}
+
+#[test]
+fn connections_of_http2_without_requests_are_told_as_idle() {
+    let ca = Ca::new("ca");
+    let pair = ca.issue("up", &[HERE]);
+    let (address, _) = of_h2(ca.server(&pair, false, &["h2"]));
+    let setup = over(&[]).upstream(&format!("https://{address}"), "weight: 1");
+    let proxy = setup.pool(&trusting(&ca, "")).one_worker().start();
+    assert_eq!(proxy.get("/").text(), "https h2");
+    let count = |state| ("proxy_upstream_connections", [("state", state)]);
+    for ((name, labels), expected) in [(count("idle"), 1.0), (count("active"), 0.0)] {
+        assert_counts(&proxy, name, &labels, expected);
+    }
 }
 
 /// An upstream that does this with its connections, and never comes to speak TLS.
