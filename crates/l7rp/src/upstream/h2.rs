@@ -14,6 +14,7 @@ use foldhash::fast::FixedState;
 use h2::client::{ResponseFuture, SendRequest};
 use h2::{Ping, PingPong, Reason};
 use http::uri::Scheme;
+use l7rp_core::failure::Failure;
 use l7rp_core::http1::Limits;
 use l7rp_core::http1::request::{self as h1_request, parse_request};
 use l7rp_core::names::Nanos;
@@ -130,6 +131,29 @@ impl Multiplexed {
             });
             !all.is_empty()
         });
+    }
+}
+
+/// Sends one request without a body on a connection of its own; the status of the answer.
+///
+/// # Errors
+/// There was none.
+pub async fn ask(stream: Stream, text: &str, is_tls: bool) -> Result<u16, Failure> {
+    let mut head = h1_request::Request::default();
+    parse_request(text.as_bytes(), &mut head, MAX_HEAD)?;
+    let scheme = if is_tls { Scheme::HTTPS } else { Scheme::HTTP };
+    let request = request_to_h2(text.as_bytes(), &head, scheme)?;
+    let closed = |_| Failure::UpstreamClosed;
+    let builder = h2::client::Builder::new().enable_push(false).clone();
+    let (send, driver) = builder.handshake::<_, Bytes>(stream).await.map_err(closed)?;
+    let answer = async {
+        let mut send = send.ready().await.map_err(closed)?;
+        let (response, _) = send.send_request(request, true).map_err(closed)?;
+        Ok(response.await.map_err(closed)?.status().as_u16())
+    };
+    tokio::select! {
+        answer = answer => answer,
+        _ = driver => Err(Failure::UpstreamClosed),
     }
 }
 
