@@ -49,6 +49,7 @@ impl RequestId {
 
 /// What is remembered of one exchange.
 #[derive(Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts, not a state")]
 pub struct Record<'a> {
     worker: &'a Worker,
     listener: &'a Listener,

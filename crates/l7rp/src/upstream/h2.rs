@@ -229,9 +229,8 @@ impl Far {
             // The connection has ended; nothing was sent.
             Err(_) => return self.pipe.break_off(ErrorKind::ConnectionRefused),
         };
-        let (response, stream) = match sent {
-            Ok(sent) => sent,
-            Err(_) => return self.pipe.break_off(ErrorKind::ConnectionRefused),
+        let Ok((response, stream)) = sent else {
+            return self.pipe.break_off(ErrorKind::ConnectionRefused);
         };
         let outflow = (!ends).then(|| Outflow::new(stream, head.framing, buf.split_off(len)));
         let mut way = Way {
@@ -289,11 +288,10 @@ impl Way {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ErrorKind>> {
         if let Some(outflow) = &mut self.outflow {
             match outflow.poll(cx, &mut self.pipe) {
-                Poll::Ready(Ok(())) => self.outflow = None,
                 // The exchange has given up; dropping the stream says so.
                 Poll::Ready(Err(Broken::Exchange)) => return Poll::Ready(Ok(())),
-                // The response may say why.
-                Poll::Ready(Err(Broken::Stream(_))) => self.outflow = None,
+                // Where it was cut off, the response may say why.
+                Poll::Ready(Ok(()) | Err(Broken::Stream(_))) => self.outflow = None,
                 Poll::Pending => {}
             }
         } else if self.pipe.poll_unread(cx).is_ready() {
