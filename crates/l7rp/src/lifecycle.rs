@@ -259,7 +259,8 @@ impl Service {
         self.events.emit(&Event::UpgradeStarted { pid });
         let outcome = loop {
             tokio::select! {
-                outcome = upgrade.outcome() => break outcome,
+                // First: whoever asks to stop means the service, and not this process.
+                biased;
                 wish = signals.next() => match wish {
                     Wish::Stop(why) => {
                         self.call_off(upgrade, began, why).await;
@@ -267,6 +268,7 @@ impl Service {
                     }
                     wish => ignore(wish, "another process is about to take over", &self.events),
                 },
+                outcome = upgrade.outcome() => break outcome,
             }
         };
         match outcome {

@@ -49,6 +49,7 @@ impl RequestId {
 
 /// What is remembered of one exchange.
 #[derive(Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts, not a state")]
 pub struct Record<'a> {
     worker: &'a Worker,
     listener: &'a Listener,
@@ -125,6 +126,17 @@ impl<'a> Record<'a> {
         self.attempts += 1;
         self.upstream = Some(place.upstream());
         self.reused = false;
+    }
+
+    /// Whether the client speaks gRPC: it expects the outcome in a field and not in the status.
+    pub fn is_grpc(&self) -> bool {
+        let Some((buf, head)) = self.head else { return false };
+        let value = |name: &[u8]| {
+            let field = head.fields.iter().find(|f| f.name.of(buf).eq_ignore_ascii_case(name));
+            field.map_or(&b""[..], |field| field.value.of(buf))
+        };
+        let kind = value(b"content-type");
+        kind.starts_with(b"application/grpc") && !kind.starts_with(b"application/grpc-web")
     }
 
     fn count(&self, took: Duration, status: u16) {

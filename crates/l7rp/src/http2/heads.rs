@@ -65,16 +65,14 @@ pub fn request_to_h1(head: &request::Parts, body: Body) -> Result<Vec<u8>, Failu
     }
     let mut cookies = Vec::new();
     for (name, value) in &head.headers {
-        match name {
-            &HOST => {}
+        if *name == COOKIE {
             // Crumbs of one field, which HTTP/1.1 has to be given as one (§8.2.3).
-            &COOKIE => {
-                if !cookies.is_empty() {
-                    cookies.extend_from_slice(b"; ");
-                }
-                cookies.extend_from_slice(value.as_bytes());
+            if !cookies.is_empty() {
+                cookies.extend_from_slice(b"; ");
             }
-            _ => field(&mut out, name.as_str().as_bytes(), value.as_bytes()),
+            cookies.extend_from_slice(value.as_bytes());
+        } else if *name != HOST {
+            field(&mut out, name.as_str().as_bytes(), value.as_bytes());
         }
     }
     if !cookies.is_empty() {

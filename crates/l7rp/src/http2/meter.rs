@@ -17,7 +17,7 @@ const EARNS_ONE: u64 = 1024;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Flood {
-    /// SETTINGS, PING, PRIORITY, WINDOW_UPDATE, RST_STREAM, or frames of no known kind.
+    /// `SETTINGS`, `PING`, `PRIORITY`, `WINDOW_UPDATE`, `RST_STREAM`, or frames of no known kind.
     Control,
     /// DATA frames without data.
     EmptyData,

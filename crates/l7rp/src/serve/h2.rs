@@ -67,7 +67,8 @@ pub async fn serve(worker: &Rc<Worker>, listener: &Arc<Listener>, client: Client
     loop {
         let event = poll_fn(|cx| {
             if let Poll::Ready(stream) = connection.poll_accept(cx) {
-                return Poll::Ready(stream.map_or(Event::Closed, Event::Stream));
+                let stream = stream.map(|stream| Event::Stream(stream.map(Box::new)));
+                return Poll::Ready(stream.unwrap_or(Event::Closed));
             }
             if let Some(flood) = flood.get() {
                 return Poll::Ready(Event::Flood(flood));
@@ -78,14 +79,9 @@ pub async fn serve(worker: &Rc<Worker>, listener: &Arc<Listener>, client: Client
             timer.poll(cx, until).map(|()| Event::Time)
         });
         match event.await {
-            Event::Stream(Ok((request, respond))) => {
+            Event::Stream(Ok(stream)) => {
                 until = clock.now().plus(timeouts.idle);
-                let (worker, origin) = (worker.clone(), origin.clone());
-                let open = Open::one(&open, &worker);
-                tokio::task::spawn_local(async move {
-                    let _open = open.entered().await;
-                    serve_stream(&worker, &origin, request, respond).await;
-                });
+                begin(worker, &origin, &open, stream);
             }
             Event::Stream(Err(e)) => return count_end(worker, listener, &e),
             Event::Closed => return,
@@ -111,9 +107,23 @@ pub async fn serve(worker: &Rc<Worker>, listener: &Arc<Listener>, client: Client
     }
 }
 
+/// A request, and the way back.
+type Accepted = (Request<RecvStream>, SendResponse<Bytes>);
+
+/// Begins to serve a stream.
+fn begin(worker: &Rc<Worker>, origin: &Rc<Origin>, open: &Rc<Cell<usize>>, stream: Box<Accepted>) {
+    let (worker, origin) = (worker.clone(), origin.clone());
+    let open = Open::one(open, &worker);
+    tokio::task::spawn_local(async move {
+        let _open = open.entered().await;
+        let (request, respond) = *stream;
+        serve_stream(&worker, &origin, request, respond).await;
+    });
+}
+
 /// What happens on a connection.
 enum Event {
-    Stream(Result<(Request<RecvStream>, SendResponse<Bytes>), h2::Error>),
+    Stream(Result<Box<Accepted>, h2::Error>),
     Closed,
     Flood(Flood),
     Close,
@@ -298,13 +308,12 @@ impl Far {
     /// Moves the request on. Ready: the client has given the stream up.
     fn poll_request(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         while !self.head.is_empty() {
-            match ready!(self.pipe.poll_write(cx, &self.head, b"")) {
-                Ok(n) => drop(self.head.drain(..n)),
+            if let Ok(n) = ready!(self.pipe.poll_write(cx, &self.head, b"")) {
+                self.head.drain(..n);
+            } else {
                 // The exchange reads no further; what it says about that is on its way.
-                Err(_) => {
-                    self.head.clear();
-                    self.inflow = None;
-                }
+                self.head.clear();
+                self.inflow = None;
             }
         }
         let Some(inflow) = &mut self.inflow else { return Poll::Pending };

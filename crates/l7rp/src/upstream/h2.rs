@@ -14,6 +14,7 @@ use foldhash::fast::FixedState;
 use h2::client::{ResponseFuture, SendRequest};
 use h2::{Ping, PingPong, Reason};
 use http::uri::Scheme;
+use l7rp_core::failure::Failure;
 use l7rp_core::http1::Limits;
 use l7rp_core::http1::request::{self as h1_request, parse_request};
 use l7rp_core::names::Nanos;
@@ -133,6 +134,29 @@ impl Multiplexed {
     }
 }
 
+/// Sends one request without a body on a connection of its own; the status of the answer.
+///
+/// # Errors
+/// There was none.
+pub async fn ask(stream: Stream, text: &str, is_tls: bool) -> Result<u16, Failure> {
+    let mut head = h1_request::Request::default();
+    parse_request(text.as_bytes(), &mut head, MAX_HEAD)?;
+    let scheme = if is_tls { Scheme::HTTPS } else { Scheme::HTTP };
+    let request = request_to_h2(text.as_bytes(), &head, scheme)?;
+    let closed = |_| Failure::UpstreamClosed;
+    let builder = h2::client::Builder::new().enable_push(false).clone();
+    let (send, driver) = builder.handshake::<_, Bytes>(stream).await.map_err(closed)?;
+    let answer = async {
+        let mut send = send.ready().await.map_err(closed)?;
+        let (response, _) = send.send_request(request, true).map_err(closed)?;
+        Ok(response.await.map_err(closed)?.status().as_u16())
+    };
+    tokio::select! {
+        answer = answer => answer,
+        _ = driver => Err(Failure::UpstreamClosed),
+    }
+}
+
 /// Asks the upstream again and again whether it is there, while there are requests. Ready when
 /// it has not answered.
 async fn keep_alive(pings: Option<PingPong>, requests: &Cell<usize>) {
@@ -205,9 +229,8 @@ impl Far {
             // The connection has ended; nothing was sent.
             Err(_) => return self.pipe.break_off(ErrorKind::ConnectionRefused),
         };
-        let (response, stream) = match sent {
-            Ok(sent) => sent,
-            Err(_) => return self.pipe.break_off(ErrorKind::ConnectionRefused),
+        let Ok((response, stream)) = sent else {
+            return self.pipe.break_off(ErrorKind::ConnectionRefused);
         };
         let outflow = (!ends).then(|| Outflow::new(stream, head.framing, buf.split_off(len)));
         let mut way = Way {
@@ -265,11 +288,10 @@ impl Way {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ErrorKind>> {
         if let Some(outflow) = &mut self.outflow {
             match outflow.poll(cx, &mut self.pipe) {
-                Poll::Ready(Ok(())) => self.outflow = None,
                 // The exchange has given up; dropping the stream says so.
                 Poll::Ready(Err(Broken::Exchange)) => return Poll::Ready(Ok(())),
-                // The response may say why.
-                Poll::Ready(Err(Broken::Stream(_))) => self.outflow = None,
+                // Where it was cut off, the response may say why.
+                Poll::Ready(Ok(()) | Err(Broken::Stream(_))) => self.outflow = None,
                 Poll::Pending => {}
             }
         } else if self.pipe.poll_unread(cx).is_ready() {

@@ -6,7 +6,10 @@
 #![allow(clippy::print_stdout, reason = "measurements are told to who asks for them")]
 
 mod abuse;
+mod abuse_listeners;
 mod abuse_reload;
+mod abuse_reload_state;
+mod abuse_upgrade;
 mod backup;
 mod balancing;
 mod bodies;
@@ -48,6 +51,7 @@ mod reload_load;
 mod reload_often;
 mod reload_refused;
 mod reload_state;
+mod reloading;
 mod retry;
 mod retry_bodies;
 mod retry_budget;

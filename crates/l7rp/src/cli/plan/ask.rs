@@ -6,10 +6,15 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
+use l7rp_core::names::Nanos;
 use serde_json::Value;
+
+use crate::clock::Clock;
 
 /// For a connection, and for silence on it.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// For all of it: somebody who sends an octet now and then is never silent.
+const ALL_WITHIN: Duration = Duration::from_secs(30);
 /// Octets of an answer; a larger one is no plan.
 const MOST: u64 = 256 << 20;
 const NOT_OURS: &str = "so it is no admin address of this version of l7rp";
@@ -47,8 +52,18 @@ fn connect(address: &str) -> io::Result<TcpStream> {
 
 fn exchange(mut stream: impl Read + Write, host: &str) -> io::Result<Vec<u8>> {
     write!(stream, "GET /-/plan HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n")?;
-    let mut answer = Vec::new();
-    stream.take(MOST + 1).read_to_end(&mut answer)?;
+    let clock = Clock::new();
+    let (mut answer, mut part) = (Vec::new(), vec![0; 64 << 10]);
+    while answer.len() as u64 <= MOST {
+        match stream.read(&mut part)? {
+            0 => break,
+            n => answer.extend_from_slice(&part[..n]),
+        }
+        if clock.now().since(Nanos(0)) > ALL_WITHIN {
+            let words = format!("its answer was not complete within {} s", ALL_WITHIN.as_secs());
+            return Err(io::Error::other(words));
+        }
+    }
     Ok(answer)
 }
 
