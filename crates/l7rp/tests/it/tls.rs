@@ -109,16 +109,21 @@ fn old_versions_are_refused() {
     let refusal = try_shake(&old, newest.address(), HOST).err().expect("it is refused");
     assert!(refusal.to_string().contains("ProtocolVersion"), "{refusal}");
     fails(&newest, "no_shared_version", 1.0);
+}
+
+#[test]
+fn versions_of_the_last_century_are_refused_and_counted_as_such() {
+    let origin = Origin::start(reply::name("x"));
+    let (_ca, proxy, _) = secured(&origin);
     for minor in 1..=2 {
-        let mut tcp = plainly(&both);
+        let mut tcp = plainly(&proxy);
         tcp.write_all(&old_hello(minor)).expect("it is taken");
         let mut answer = Vec::new();
         tcp.read_to_end(&mut answer).expect("an end");
         assert_eq!((answer[0], answer.len()), (21, 7), "an alert: {answer:?}");
         assert_eq!(answer[5], 2, "a fatal one: {answer:?}");
     }
-    let failures = |reason: &[_]| both.metrics().sum("proxy_tls_handshake_failures_total", reason);
-    eventually(SOON, || failures(&[]) == 2.0);
+    fails(&proxy, "no_shared_version", 2.0);
 }
 
 #[test]
@@ -169,32 +174,48 @@ fn requests_follow_one_another_on_a_connection() {
     assert_at_rest(&proxy);
 }
 
-/// Without `close_notify` before the end, reading is an error.
-#[test]
-fn the_end_of_a_connection_is_said_in_tls() {
-    let origin = Origin::start(|call| {
+/// An upstream whose answers have no length; that at `/cut` breaks off.
+fn of_chunks() -> Origin {
+    Origin::start(|call| {
         call.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nwhole\r\n");
         if call.request.target() == "/cut" {
             return Then::Close;
         }
         call.send("0\r\n\r\n");
         Then::Next
-    });
-    let (ca, proxy, config) = secured(&origin);
-    let mut first = client(&config, &proxy);
-    assert_eq!(first.ask(get(HOST, "/", "Connection: close\r\n")).text(), "whole");
-    assert!(first.is_closed_within(SOON), "after an answer with an end of its own");
-    // HTTP/1.0: here it is the end of the connection that tells that the body is whole.
-    for version in [&rustls::version::TLS12, &rustls::version::TLS13] {
-        let config = Arc::new(ca.client_of(&[version], None));
-        for (path, is_whole) in [("/", true), ("/cut", false)] {
-            let mut old = client(&config, &proxy);
-            old.send(format!("GET {path} HTTP/1.0\r\nHost: a.test\r\n\r\n"));
-            assert_eq!(old.head().status(), 200);
-            let end = old.wire.read_to_end();
-            assert_eq!(end.is_ok(), is_whole, "{path}: {end:?}");
-        }
-    }
+    })
+}
+
+/// How an answer ends whose end is that of the connection: without `close_notify` before it,
+/// reading is an error.
+fn ends_in_order(path: &str) -> [bool; 2] {
+    let origin = of_chunks();
+    let (ca, proxy, _) = secured(&origin);
+    [&rustls::version::TLS12, &rustls::version::TLS13].map(|version| {
+        let mut old = client(&Arc::new(ca.client_of(&[version], None)), &proxy);
+        old.send(format!("GET {path} HTTP/1.0\r\nHost: a.test\r\n\r\n"));
+        assert_eq!(old.head().status(), 200);
+        old.wire.read_to_end().is_ok()
+    })
+}
+
+#[test]
+fn the_end_of_a_whole_answer_is_said_in_tls() {
+    assert_eq!(ends_in_order("/"), [true; 2]);
+}
+
+#[test]
+fn the_end_of_a_cut_answer_is_not_said_in_tls() {
+    assert_eq!(ends_in_order("/cut"), [false; 2]);
+}
+
+#[test]
+fn the_end_of_the_last_answer_is_said_in_tls() {
+    let origin = of_chunks();
+    let (_ca, proxy, config) = secured(&origin);
+    let mut client = client(&config, &proxy);
+    assert_eq!(client.ask(get(HOST, "/", "Connection: close\r\n")).text(), "whole");
+    assert!(client.is_closed_within(SOON));
 }
 
 #[test]
@@ -353,7 +374,7 @@ fn a_request_in_progress_is_answered_at_the_end_of_the_process() {
     client.send(get(HOST, "/", ""));
     eventually(SOON, || origin.requests() == 1);
     proxy.signal(Signal::TERM);
-    proxy.wait_for_event("shutdown_started", |_| true, SOON);
+    eventually(SOON, || TcpStream::connect_timeout(&proxy.address(), SOON).is_err());
     gate.open();
     let answer = client.response();
     assert_eq!((answer.text().as_str(), answer.get("connection")), ("late", Some("close")));

@@ -120,9 +120,8 @@ fn http_to_the_port_of_tls_is_told_so() {
 fn what_is_no_tls_is_closed_and_counted() {
     let origin = Origin::start(reply::name("x"));
     let (_ca, proxy, config) = secured(&origin);
-    let count = |reason| {
-        proxy.metrics().sum("proxy_tls_handshake_failures_total", &[("reason", reason)])
-    };
+    let count =
+        |reason| proxy.metrics().sum("proxy_tls_handshake_failures_total", &[("reason", reason)]);
     // Nothing that begins as a handshake or a request does.
     for first in [0, 1, 20, 21, 23, 0x80, 0xff] {
         let mut tcp = plainly(&proxy);
@@ -149,10 +148,20 @@ fn what_is_no_tls_is_closed_and_counted() {
     assert_counts(&proxy, "proxy_connections", &[], 0.0);
 }
 
+#[test]
+fn tls_to_a_port_without_it_is_refused() {
+    let origin = Origin::start(reply::name("x"));
+    let proxy = over(&[&origin]).start();
+    let config = Arc::new(Ca::new("ca").client());
+    assert!(try_shake(&config, proxy.address(), HOST).is_err());
+    assert_counts(&proxy, "proxy_bad_requests_total", &[], 1.0);
+    assert_counts(&proxy, "proxy_connections", &[], 0.0);
+    assert_eq!((proxy.get("/").text().as_str(), origin.requests()), ("x", 1));
+}
+
 /// A proxy that asks for certificates of the CA; in this mode.
 fn guarded(origin: &Origin, ca: &Ca, mode: &str) -> Proxy {
-    let auth =
-        format!(", client_auth: {{ ca_file: \"{}\", mode: {mode} }}", ca.file().display());
+    let auth = format!(", client_auth: {{ ca_file: \"{}\", mode: {mode} }}", ca.file().display());
     over(&[origin]).listener(&tls(&[&ca.issue("a", &[HOST])], &auth)).start()
 }
 
@@ -182,9 +191,8 @@ fn clients_say_who_they_are_where_they_must() {
         params.not_after = rcgen::date_time_ymd(2020, 1, 2);
     });
     let proxy = guarded(&origin, &ca, "require");
-    let count = |reason| {
-        proxy.metrics().sum("proxy_tls_handshake_failures_total", &[("reason", reason)])
-    };
+    let count =
+        |reason| proxy.metrics().sum("proxy_tls_handshake_failures_total", &[("reason", reason)]);
     for config in &showing(&ca, Some(&good)) {
         assert_eq!(outcome(config, &proxy), Ok(200));
     }

@@ -144,7 +144,10 @@ fn cas_of_upstreams_at_the_same_path_are_replaced() {
         // Each connection serves one request, so that each request shakes hands.
         upstream(config, reply::raw("HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nx"))
     });
-    let keys = format!(", upstream_tls: {{ ca_file: \"{}\" }}, circuit_breaker: {{ failure_ratio: 1.0 }}", served.display());
+    let keys = format!(
+        ", upstream_tls: {{ ca_file: \"{}\" }}, circuit_breaker: {{ failure_ratio: 1.0 }}",
+        served.display()
+    );
     let pools = [pool("b", &[&origins[0]], &keys), pool("o", &[&origins[1]], &keys)];
     let proxy = start(&file(&[WEB], &pools, &[ALL, "name: o, path_prefix: /o, pool: o"]));
     for n in 0..4 {

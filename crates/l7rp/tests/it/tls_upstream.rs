@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-use l7rp_testkit::{Origin, Proxy, SOON, eventually, reply};
+use l7rp_testkit::{Origin, Proxy, SOON, Then, eventually, reply};
 use rustls::ServerConfig;
 use rustls::server::ResolvesServerCertUsingSni;
 use rustls::sign::CertifiedKey;
 
-use crate::setup::{Setup, assert_counts, assert_failed, over, post, start};
+use crate::setup::{Setup, assert_counts, assert_failed, get, over, post, start};
 use crate::tls_kit::{Ca, Pair, provider, upstream};
 use crate::tries::assert_at_rest;
 use crate::upgrade::{OFFER, echo, echoes};
@@ -89,6 +89,49 @@ fn tunnels_to_upstreams_go_through_tls() {
     client.wire.half_close().expect("it is said");
     assert_eq!(client.wire.read_to_end().expect("an end in order"), b"last words");
     eventually(SOON, || origin.open() == 0);
+    assert_at_rest(&proxy);
+}
+
+#[test]
+fn an_answer_is_whole_only_if_its_end_is_said_in_tls() {
+    let ca = Ca::new("ca");
+    let pair = ca.issue("up", &[HERE]);
+    let origin = upstream(ca.server(&pair, false, &["http/1.1"]), |call| {
+        call.send("HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nsome");
+        if call.request.target() == "/cut" {
+            // Anybody in between could do so.
+            let _ = call.wire.shut();
+        }
+        Then::Close
+    });
+    let proxy = over(&[&origin]).pool(&trusting(&ca, "")).start();
+    assert_eq!(proxy.get("/whole").text(), "some");
+    assert_eq!(proxy.logged_path("/whole")["reason"], l7rp_testkit::Value::Null);
+    let mut client = proxy.client();
+    let cut = client.send(get("a.test", "/cut", "")).try_response();
+    assert!(cut.is_err() || cut.is_ok_and(|answer| answer.status() == 502));
+    assert_eq!(proxy.logged_path("/cut")["reason"], "response_truncated");
+    assert_at_rest(&proxy);
+}
+
+#[test]
+fn what_an_upstream_has_ended_is_not_used_again() {
+    let ca = Ca::new("ca");
+    let pair = ca.issue("up", &[HERE]);
+    let origin = upstream(ca.server(&pair, false, &["http/1.1"]), |call| {
+        call.send(reply::ok("x"));
+        // The end is said in TLS only: the connection below stays open.
+        let _ = call.wire.half_close();
+        call.until_gone();
+        Then::Close
+    });
+    let proxy = over(&[&origin]).pool(&trusting(&ca, "")).one_worker().start();
+    let mut client = proxy.client();
+    for n in 1..=5 {
+        assert_eq!(client.ask(post("/", "body")).text(), "x", "{n}");
+        eventually(SOON, || origin.open() == 0);
+    }
+    assert_eq!(origin.requests(), 5);
     assert_at_rest(&proxy);
 }
 
@@ -219,7 +262,8 @@ fn of_h2(config: Arc<ServerConfig>) -> (std::net::SocketAddr, Arc<AtomicUsize>) 
         tokio::task::LocalSet::new().block_on(&runtime.expect("a runtime"), async move {
             let listener = tokio::net::TcpListener::from_std(listener).expect("a listener");
             while let Ok((tcp, _)) = listener.accept().await {
-                let (acceptor, counted) = (tokio_rustls::TlsAcceptor::from(config.clone()), counted.clone());
+                let (acceptor, counted) =
+                    (tokio_rustls::TlsAcceptor::from(config.clone()), counted.clone());
                 tokio::task::spawn_local(async move {
                     let Ok(stream) = acceptor.accept(tcp).await else { return };
                     let Ok(mut connection) = h2::server::handshake(stream).await else { return };
@@ -250,7 +294,7 @@ fn the_handshake_tells_which_protocol_is_spoken() {
     };
     let two = format!("https://{two}");
     let cases = [(one.url(), "protocol: auto", "one"), (both.url(), "protocol: http1", "one")];
-    let of_two = ["protocol: auto", "protocol: h2"].map(|keys| (two.clone(), keys, "https h2"));
+    let of_two = ["protocol: auto", "protocol: http2"].map(|keys| (two.clone(), keys, "https h2"));
     for (url, keys, text) in cases.into_iter().chain(of_two) {
         let proxy = with(&url, keys);
         for _ in 0..3 {
@@ -260,7 +304,7 @@ fn the_handshake_tells_which_protocol_is_spoken() {
     }
     assert_eq!(requests.load(SeqCst), 6);
     // One that does not offer what is demanded.
-    let proxy = with(&one.url(), "protocol: h2");
+    let proxy = with(&one.url(), "protocol: http2");
     assert_failed(&proxy, &proxy.get("/"), 502, "tls_protocol_error", "tls_protocol");
 }
 
