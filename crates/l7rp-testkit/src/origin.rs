@@ -96,7 +96,7 @@ impl Origin {
     /// returns, if it has not read it.
     pub fn start(script: impl Fn(&mut Call<'_>) -> Then + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        Self::serve(listener, plainly, script)
+        Self::serve(listener, |tcp| Ok(tcp.into()), script)
     }
 
     /// As [`Origin::start`], on an address that is known before.
@@ -104,7 +104,7 @@ impl Origin {
         address: SocketAddr,
         script: impl Fn(&mut Call<'_>) -> Then + Send + Sync + 'static,
     ) -> Self {
-        Self::serve(TcpListener::bind(address).expect("the address"), plainly, script)
+        Self::serve(TcpListener::bind(address).expect("the address"), |tcp| Ok(tcp.into()), script)
     }
 
     /// As [`Origin::start`], through what `wrap` makes of each connection; it may take its time.
@@ -219,10 +219,6 @@ impl Drop for Origin {
             let _ = TcpStream::connect_timeout(&self.address, Duration::from_secs(1));
         }
     }
-}
-
-fn plainly(stream: TcpStream) -> io::Result<Wire> {
-    Ok(stream.into())
 }
 
 fn connection(

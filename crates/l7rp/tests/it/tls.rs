@@ -362,6 +362,7 @@ fn the_end_of_the_process_is_told_in_order() {
         // Without `close_notify` before the end this fails.
         assert!(client.is_closed_within(SOON));
     }
+    drop(kept);
     assert_eq!(proxy.wait_exit(SOON), 0);
 }
 

@@ -51,6 +51,7 @@ fn half_a_handshake_is_let_go() {
     let mut silent = client(&Arc::new(ca.client()), &proxy);
     assert_eq!(silent.send("GET / HT").response().status(), 408);
     assert!(silent.is_closed_within(SOON));
+    drop(silent);
     assert_counts(&proxy, "proxy_connections", &[], 0.0);
 }
 
@@ -110,6 +111,7 @@ fn http_to_the_port_of_tls_is_told_so() {
         assert_eq!(answer.text(), "This port speaks TLS: use https://\n");
         assert_eq!(answer.get("connection"), Some("close"));
         assert!(client.is_closed_within(SOON));
+        drop(client);
         fails(&proxy, "plaintext_http", n as f64 + 1.0);
     }
     assert_eq!(origin.requests(), 0);
