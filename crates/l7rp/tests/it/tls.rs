@@ -13,7 +13,7 @@ use crate::reload::is_left_alone;
 use crate::setup::{assert_counts, get, in_flight, over};
 use crate::tls_kit::{Ca, HOST, client, secured, shake, tls, try_shake};
 use crate::tries::assert_at_rest;
-use crate::upgrade::{OFFER, echo, echoes};
+use crate::upgrade::{ACCEPT, OFFER, echo, echoes};
 
 /// Waits until so many handshakes have failed for this reason, and no other.
 #[track_caller]
@@ -327,6 +327,20 @@ fn tunnels_through_tls_end_one_side_at_a_time() {
     drop(client);
     is_left_alone(&origin);
     assert_counts(&proxy, "proxy_tunnels", &[], 0.0);
+    assert_at_rest(&proxy);
+}
+
+#[test]
+fn a_tunnel_that_breaks_does_not_end_in_order() {
+    let origin = Origin::start(|call| {
+        call.send(ACCEPT.to_owned() + "some");
+        Then::Reset
+    });
+    let (_ca, proxy, config) = secured(&origin);
+    let mut client = client(&config, &proxy);
+    assert_eq!(client.send(OFFER).head().status(), 101);
+    let end = client.wire.read_to_end();
+    assert!(end.is_err(), "{end:?}");
     assert_at_rest(&proxy);
 }
 

@@ -251,3 +251,27 @@ fn a_ticket_of_an_open_door_opens_no_other() {
     }
     fails(&proxy, "client_certificate_missing", 2.0);
 }
+
+#[test]
+fn cas_of_clients_at_the_same_path_are_replaced() {
+    let origin = Origin::start(reply::name("x"));
+    let (ca, other) = (Ca::new("ca"), Ca::new("other"));
+    let (alice, eve) = (ca.issue("alice", &["alice.test"]), other.issue("eve", &["eve.test"]));
+    let [alice, eve] =
+        [&alice, &eve].map(|own| Arc::new(ca.client_of(rustls::ALL_VERSIONS, Some(own))));
+    let served = ca.path("clients.pem");
+    std::fs::copy(ca.file(), &served).expect("a file");
+    let auth = format!(", client_auth: {{ ca_file: \"{}\", mode: require }}", served.display());
+    let proxy = over(&[&origin]).listener(&tls(&[&ca.issue("a", &[HOST])], &auth)).start();
+    let mut open = client(&alice, &proxy);
+    assert_eq!((outcome(&alice, &proxy), outcome(&eve, &proxy).is_err()), (Ok(200), true));
+    std::fs::copy(other.file(), &served).expect("a file");
+    assert_eq!(proxy.hang_up()["event"], "config_reloaded");
+    assert_eq!((outcome(&alice, &proxy).is_err(), outcome(&eve, &proxy)), (true, Ok(200)));
+    assert_eq!(open.get("/").text(), "x", "what is open lives on");
+    std::fs::write(&served, "nobody").expect("a file");
+    let event = proxy.hang_up();
+    assert_eq!(event["event"], "config_rejected", "{event}");
+    assert!(event["errors"].to_string().contains("clients.pem"), "{event}");
+    assert_eq!(outcome(&eve, &proxy), Ok(200));
+}
