@@ -30,11 +30,11 @@ fn answer(tcp: &mut TcpStream) -> Option<Vec<u8>> {
 
 #[test]
 fn half_a_handshake_is_let_go() {
-    const LIMIT: Duration = Duration::from_millis(500);
+    const LIMIT: Duration = Duration::from_secs(1);
     let origin = Origin::start(reply::name("x"));
     let ca = Ca::new("ca");
     let pair = ca.issue("a", &[HOST]);
-    let timeouts = "timeouts: { read_header: 500ms }";
+    let timeouts = "timeouts: { read_header: 1s }";
     let proxy = over(&[&origin]).listener(&tls(&[&pair], "")).listener(timeouts).start();
     let mut parts = [&[][..], &[22], HALF_HELLO].map(|part| {
         let mut tcp = plainly(&proxy);
@@ -78,7 +78,11 @@ fn slow_octets_do_not_lengthen_the_time_for_a_handshake() {
 fn many_halves_of_handshakes_hold_up_nobody() {
     const MANY: usize = 500;
     let origin = Origin::start(reply::name("x"));
-    let (_ca, proxy, config) = secured(&origin);
+    let ca = Ca::new("ca");
+    let pair = ca.issue("a", &[HOST]);
+    let timeouts = "timeouts: { read_header: 60s }";
+    let proxy = over(&[&origin]).listener(&tls(&[&pair], "")).listener(timeouts).start();
+    let config = Arc::new(ca.client());
     let halves: Vec<_> = (0..MANY)
         .map(|n| {
             let mut tcp = plainly(&proxy);
@@ -87,12 +91,12 @@ fn many_halves_of_handshakes_hold_up_nobody() {
         })
         .collect();
     assert_counts(&proxy, "proxy_connections", &[], MANY as f64);
-    // Shorter than the time that they get.
+    // Much shorter than the time that the others have.
     let begun = Instant::now();
     for _ in 0..20 {
         assert_eq!(client(&config, &proxy).get("/").text(), "x");
     }
-    assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
     drop(halves);
     fails(&proxy, "closed", MANY as f64);
     assert_counts(&proxy, "proxy_connections", &[], 0.0);

@@ -377,7 +377,7 @@ fn after_a_failed_handshake_another_upstream_is_asked() {
     let silent = never_shaking(hang);
     for bad in [&wrong, &silent] {
         let setup = over(&[bad, &right]).pool(&trusting(&ca, ""));
-        let robin = "selector: { algorithm: round-robin }, connect_timeout: 200ms";
+        let robin = "selector: { algorithm: round-robin }, connect_timeout: 500ms";
         let proxy = setup.pool(robin).start();
         for _ in 0..3 {
             assert_eq!(proxy.get("/").text(), "right");
