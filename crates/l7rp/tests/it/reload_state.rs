@@ -90,7 +90,7 @@ fn an_open_breaker_lets_in_at_its_time_however_often_the_file_changes() {
         proxy.get("/").status() == 200
     });
     assert!(began.elapsed() > Duration::from_millis(1450), "{:?}", began.elapsed());
-    assert!(n >= 5, "{n}");
+    assert!(n >= 2, "{n}");
     assert_eq!(origin.requests(), 2);
     assert_eq!(turns(&proxy, &origin, "open"), 1.0);
 }
