@@ -149,6 +149,8 @@ pub enum Failure {
     MethodRefused,
     /// An `Expect` other than `100-continue`.
     ExpectationUnknown,
+    /// The host is not one of the certificate that the client was shown (RFC 9110 §15.5.20).
+    Misdirected,
     /// Request body over the limit.
     BodyTooLarge,
     /// The head was not complete in time.
@@ -259,6 +261,7 @@ impl Failure {
             Self::VersionUnsupported => row(505, Client, No, "http_request_error", "version_unsupported", "HTTP version not supported"),
             Self::MethodRefused => row(405, Client, No, "http_request_denied", "method_refused", "method not allowed"),
             Self::ExpectationUnknown => row(417, Client, No, "http_request_error", "expectation_unknown", "expectation cannot be met"),
+            Self::Misdirected => row(421, Client, No, "http_request_error", "misdirected", "host does not belong to this connection's certificate"),
             Self::BodyTooLarge => row(413, Client, No, "http_request_error", "body_too_large", "request body too large"),
             Self::HeadTimeout => row(408, Client, No, "http_request_error", "head_timeout", "request header section not received in time"),
             Self::BodyTimeout => row(408, Client, No, "http_request_error", "body_timeout", "request body not received in time"),
@@ -316,7 +319,7 @@ impl Failure {
 mod tests {
     use super::*;
 
-    const PLAIN: [Failure; 33] = [
+    const PLAIN: [Failure; 34] = [
         Failure::TargetTooLong,
         Failure::HeadTooLarge,
         Failure::TooManyFields,
@@ -324,6 +327,7 @@ mod tests {
         Failure::MethodRefused,
         Failure::ExpectationUnknown,
         Failure::BodyTooLarge,
+        Failure::Misdirected,
         Failure::HeadTimeout,
         Failure::BodyTimeout,
         Failure::BodyTooSlow,

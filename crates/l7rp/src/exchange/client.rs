@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use l7rp_core::failure::Failure;
 use l7rp_core::names::Nanos;
@@ -54,6 +55,16 @@ pub struct Client {
 }
 
 impl Client {
+    /// Ends the connection in order: with TLS that has to be said, or the client cannot tell the
+    /// end from a cut.
+    pub async fn close(&mut self) {
+        const PATIENCE: Duration = Duration::from_secs(1);
+        if let Stream::Tls(_) = self.stream {
+            let shut = poll_fn(|cx| self.stream.poll_shutdown(cx));
+            let _ = tokio::time::timeout(PATIENCE, shut).await;
+        }
+    }
+
     /// Whether it is a stream of some other protocol.
     pub fn is_pipe(&self) -> bool {
         matches!(self.stream, Stream::Pipe(_))

@@ -255,7 +255,8 @@ fn upstreams(text: &mut Text, snapshot: &Snapshot) {
     let name = "proxy_upstream_connections";
     text.family(name, "gauge", "Connections to an upstream, idle and in use.");
     each_upstream(snapshot, |labels, upstream, _| {
-        let idle: u64 = upstream.stats.iter().map(|s| s.idle.load(Relaxed)).sum();
+        let idle = |s: &UpstreamStats| s.idle.load(Relaxed) + s.idle_h2.load(Relaxed);
+        let idle: u64 = upstream.stats.iter().map(idle).sum();
         let opened = sum(upstream, |s| &s.connects);
         let open = opened.saturating_sub(sum(upstream, |s| &s.closes));
         let active = open.saturating_sub(idle);

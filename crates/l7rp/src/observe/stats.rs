@@ -191,6 +191,8 @@ pub struct UpstreamStats {
     pub closes: Count,
     /// Connections idle now; only ever written as a whole value.
     pub idle: AtomicU64,
+    /// Of those that carry many requests, the ones without any; likewise.
+    pub idle_h2: AtomicU64,
 }
 
 /// How often breaker and health of one upstream have changed. Rare, so it may lock.
@@ -321,7 +323,7 @@ impl ListenerStats {
 
 /// Reasons of `proxy_bad_requests_total`: those of failures with a 4xx or 505 that the
 /// request itself has caused.
-pub const BAD_REASONS: [&str; 27] = [
+pub const BAD_REASONS: [&str; 28] = [
     "malformed_start_line",
     "malformed_target",
     "malformed_method",
@@ -343,6 +345,7 @@ pub const BAD_REASONS: [&str; 27] = [
     "version_unsupported",
     "method_refused",
     "expectation_unknown",
+    "misdirected",
     "body_too_large",
     "head_timeout",
     "body_timeout",

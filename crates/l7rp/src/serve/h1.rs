@@ -54,7 +54,8 @@ pub async fn serve(worker: &Rc<Worker>, mut listener: Arc<Listener>, mut client:
         worker.buffers.give(buf);
         match next {
             Next::KeepAlive => {}
-            Next::Close | Next::Abort | Next::Http2 => return,
+            Next::Close => return client.close().await,
+            Next::Abort | Next::Http2 => return,
             Next::Linger => {
                 let until = worker.process.clock.now().plus(LINGER);
                 client.linger(&worker.buffers, until).await;
@@ -67,6 +68,8 @@ pub async fn serve(worker: &Rc<Worker>, mut listener: Arc<Listener>, mut client:
     if worker.process.is_draining() {
         let until = worker.process.clock.now().plus(LAST_CALL / 2);
         client.linger(&worker.buffers, until).await;
+    } else {
+        client.close().await;
     }
 }
 

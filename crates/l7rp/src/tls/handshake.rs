@@ -154,6 +154,8 @@ fn why(e: &io::Error) -> &'static str {
             Incompatible::Tls12NotOffered
             | Incompatible::Tls12NotOfferedOrEnabled
             | Incompatible::SupportedVersionsExtensionRequired
+            // What clients before TLS 1.2 do not have; it is missed before the version is seen.
+            | Incompatible::SignatureAlgorithmsExtensionRequired
             | Incompatible::ServerDoesNotSupportTls12Or13
             | Incompatible::ServerTlsVersionIsDisabledByOurConfig => NO_SHARED_VERSION,
             _ => NO_SHARED_CIPHER,

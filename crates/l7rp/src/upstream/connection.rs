@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::pool::Upstream;
+use crate::observe::stats::UpstreamStats;
 use crate::stream::Stream;
 
 /// An open connection. Dropping it closes it and takes it out of the count.
@@ -26,6 +27,11 @@ impl Connection {
     /// One request's share of a connection that carries many.
     pub fn shared(stream: Stream, upstream: &Arc<Upstream>, worker: usize) -> Self {
         Self { stream, upstream: upstream.clone(), counted: false, worker }
+    }
+
+    /// The counts of its upstream in its worker.
+    pub fn stats(&self) -> &UpstreamStats {
+        &self.upstream.stats[self.worker]
     }
 
     /// Whom it leads to.

@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::future::poll_fn;
 use std::io::ErrorKind;
 use std::rc::Rc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -58,14 +59,40 @@ struct Shared {
     /// When it was last seen with a request.
     idle_since: Cell<Nanos>,
     closed: Rc<Cell<bool>>,
+    had_requests: Cell<bool>,
     address_generation: u32,
 }
 
 impl Shared {
+    /// One request more or less; and how many connections have none.
+    fn change(&self, change: impl Fn(usize) -> usize) {
+        let before = self.requests.get();
+        let now = change(before);
+        self.requests.set(now);
+        let idle = &self.counted.stats().idle_h2;
+        match (before, now) {
+            (0, 1..) if self.had_requests.replace(true) => {
+                idle.store(idle.load(Relaxed).saturating_sub(1), Relaxed);
+            }
+            (1.., 0) => idle.store(idle.load(Relaxed) + 1, Relaxed),
+            _ => {}
+        }
+    }
+
     fn is_usable(&self, upstream: &Upstream) -> bool {
         !self.closed.get()
             && !upstream.is_retired()
             && self.address_generation == upstream.address_generation()
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // One that never had a request does not count.
+        if self.had_requests.get() {
+            let idle = &self.counted.stats().idle_h2;
+            idle.store(idle.load(Relaxed).saturating_sub(1), Relaxed);
+        }
     }
 }
 
@@ -104,6 +131,7 @@ impl Multiplexed {
             requests: Rc::default(),
             idle_since: Cell::new(now),
             closed: Rc::default(),
+            had_requests: Cell::default(),
             address_generation: upstream.address_generation(),
         });
         // It ends when nobody has a request on the connection, or would have another.
@@ -178,7 +206,7 @@ fn begin(shared: &Rc<Shared>, now: Nanos) -> Stream {
     let is_tls = shared.counted.upstream().is_tls;
     let scheme = if is_tls { Scheme::HTTPS } else { Scheme::HTTP };
     let (near, far) = Pipe::pair();
-    shared.requests.set(shared.requests.get() + 1);
+    shared.change(|requests| requests + 1);
     shared.idle_since.set(now);
     let place = Place(shared.clone());
     tokio::task::spawn_local(async move {
@@ -194,7 +222,7 @@ struct Place(Rc<Shared>);
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.0.requests.set(self.0.requests.get() - 1);
+        self.0.change(|requests| requests.saturating_sub(1));
     }
 }
 
