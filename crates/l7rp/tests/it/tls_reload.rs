@@ -239,7 +239,8 @@ fn it_is_told_when_certificates_expire() {
     assert_eq!(at("a.test"), 1_577_923_200.0);
     let config = Arc::new(ca.client());
     assert!(try_shake(&config, proxy.address(), "a.test").is_err());
-    assert_eq!(shake(&config, proxy.address(), "b.test").client.get("/").text(), "x");
+    let mut client = shake(&config, proxy.address(), "b.test").client;
+    assert_eq!(client.ask(get("b.test", "/", "")).text(), "x");
     // None is left without TLS.
     proxy.reload(&simple(&[&origin], ""));
     assert_eq!(proxy.metrics().series(NAME).count(), 0);
