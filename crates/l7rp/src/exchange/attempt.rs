@@ -136,7 +136,7 @@ impl Attempt<'_, '_, '_> {
                 }
                 Err(failure) => {
                     // The upstream has most likely closed it while it was idle, as it may.
-                    let stale = reused && buf.is_empty() && is_stale(failure);
+                    let stale = buf.is_empty() && is_stale(failure, reused, may_reuse);
                     worker.buffers.give(buf);
                     if failure == Failure::ResponseTimeout {
                         place.waited(took, now);
@@ -343,9 +343,14 @@ pub(super) fn closed(e: &std::io::Error) -> Failure {
     }
 }
 
-/// Whether a failure is what a connection comes to that was closed while it was idle.
-pub(super) fn is_stale(failure: Failure) -> bool {
-    matches!(failure, Failure::UpstreamClosed | Failure::StreamRefused)
+/// Whether a failure is what a connection comes to that was closed while it was idle; or says that
+/// nothing was done, for the first time.
+pub(super) fn is_stale(failure: Failure, reused: bool, first: bool) -> bool {
+    match failure {
+        Failure::UpstreamClosed => reused,
+        Failure::StreamRefused => first,
+        _ => false,
+    }
 }
 
 /// A pooled connection, or else a new one; whether it is pooled.

@@ -86,6 +86,13 @@ impl Client {
     ///
     /// Never ready but with an error.
     pub fn poll_watch(&mut self, cx: &mut Context<'_>, buffers: &Buffers) -> Poll<Failure> {
+        if self.ended
+            && let Stream::Pipe(pipe) = &self.stream
+            && pipe.poll_unread(cx).is_ready()
+        {
+            // The stream was reset; the end of the request before that was none of the client.
+            return Poll::Ready(Failure::ClientGone);
+        }
         loop {
             // One buffer is enough to notice a reset; a client that sends more has to wait.
             if self.ended

@@ -318,7 +318,7 @@ impl<'t, 'a> Second<'t, 'a> {
                     return Ok((lap, response));
                 }
                 Err(failure) => {
-                    let stale = reused && buf.is_empty() && is_stale(failure);
+                    let stale = buf.is_empty() && is_stale(failure, reused, may_reuse);
                     worker.buffers.give(buf);
                     if !stale {
                         report(self.x, self.pool, upstream, failure, "");

@@ -8,8 +8,8 @@ use l7rp_core::names::Nanos;
 /// Frames of the cheap kinds that may come at once, and each second after that.
 const BURST: u32 = 1000;
 const EACH_SECOND: u32 = 200;
-/// CONTINUATION frames in a row: a field section of 16 KiB a frame is long enough.
-const MOST_CONTINUATIONS: u32 = 16;
+/// Octets of a field section that are sent in one frame: more frames than it takes are not needed.
+const FRAME: usize = 16 << 10;
 /// Octets sent that earn one more cheap frame: who reads much opens its window often.
 const EARNS_ONE: u64 = 1024;
 
@@ -47,6 +47,7 @@ pub struct Meter {
     head: [u8; 9],
     head_len: usize,
     continuations: u32,
+    most_continuations: u32,
     /// Cheap frames that may still come.
     left: u32,
     filled_at: Nanos,
@@ -54,13 +55,15 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// For a connection on which so many octets come before the first frame.
-    pub fn new(before: usize, now: Nanos) -> Self {
+    /// For a connection on which so many octets come before the first frame, and a field section
+    /// may have so many.
+    pub fn new(before: usize, max_head: usize, now: Nanos) -> Self {
         Self {
             skip: before,
             head: [0; 9],
             head_len: 0,
             continuations: 0,
+            most_continuations: max_head.div_ceil(FRAME).max(4) as u32,
             left: BURST,
             filled_at: now,
             earned: 0,
@@ -103,7 +106,7 @@ impl Meter {
         const END_STREAM: u8 = 1;
         if kind == CONTINUATION {
             self.continuations += 1;
-            return (self.continuations > MOST_CONTINUATIONS).then_some(Flood::Continuation);
+            return (self.continuations > self.most_continuations).then_some(Flood::Continuation);
         }
         self.continuations = 0;
         let flood = match kind {
@@ -153,7 +156,7 @@ mod tests {
 
     /// After how many of these frames it is too much, in parts of `cut` octets.
     fn floods_after(each: &[u8], cut: usize, most: usize) -> Option<(usize, Flood)> {
-        let mut meter = Meter::new(0, at(0));
+        let mut meter = Meter::new(0, 64 << 10, at(0));
         for n in 0..most {
             for part in each.chunks(cut) {
                 if let Some(flood) = meter.read(part, at(0)) {
@@ -183,15 +186,15 @@ mod tests {
     #[test]
     fn continuations_in_a_row_are_few() {
         let more = frame(9, 0, b"x");
-        assert_eq!(floods_after(&more, 9, 100), Some((16, Flood::Continuation)));
-        let section = [frame(1, 0, b"x"), more.repeat(16)].concat();
+        assert_eq!(floods_after(&more, 9, 100), Some((4, Flood::Continuation)));
+        let section = [frame(1, 0, b"x"), more.repeat(4)].concat();
         assert_eq!(floods_after(&section, 7, 500), None);
     }
 
     #[test]
     fn time_and_what_is_sent_allow_more() {
         let ping = frame(6, 0, &[0; 8]);
-        let mut meter = Meter::new(24, at(0));
+        let mut meter = Meter::new(24, 64 << 10, at(0));
         assert_eq!(meter.read(&[0; 24], at(0)), None);
         // 200 a second go on for ever.
         for n in 0..10_000 {

@@ -37,8 +37,9 @@ const STREAM_WINDOW: u32 = 256 << 10;
 const CONNECTION_WINDOW: u32 = 1 << 20;
 /// Octets that wait to be sent on one stream.
 const SEND_BUFFER: usize = 128 << 10;
-/// Streams that a client has reset before anybody has looked at them; more at once are an attack.
-const MAX_RESETS: usize = 50;
+/// Streams that a client has reset before anybody has looked at them. Who has as many as may be
+/// open may give all of them up at once; more are an attack.
+const MAX_RESETS: usize = MAX_STREAMS as usize;
 /// How long a connection may take to close once nothing is left on it.
 const LINGER: Duration = Duration::from_secs(1);
 /// Bounds of a response head; the exchange has kept to those of the upstream's.
@@ -54,7 +55,7 @@ pub async fn serve(worker: &Rc<Worker>, listener: &Arc<Listener>, client: Client
     let link = Some(Rc::new(Link { is_http2: true, ..link }));
     listener.stats[worker.index].opened_h2.up();
     let flood = Rc::new(Cell::new(None));
-    let meter = Meter::new(crate::http2::PREFACE.len(), clock.now());
+    let meter = Meter::new(crate::http2::PREFACE.len(), listener.limits.max_head, clock.now());
     let wire = Wire { stream, ahead, meter, flood: flood.clone(), clock };
     let handshake = builder(listener).handshake::<_, Bytes>(wire);
     let Ok(Ok(mut connection)) = tokio::time::timeout(timeouts.read_header, handshake).await else {
@@ -83,7 +84,7 @@ pub async fn serve(worker: &Rc<Worker>, listener: &Arc<Listener>, client: Client
                 until = clock.now().plus(timeouts.idle);
                 begin(worker, &origin, &open, stream);
             }
-            Event::Stream(Err(e)) => return count_end(worker, listener, &e),
+            Event::Stream(Err(e)) => return count_end(worker, listener, flood.get(), &e),
             Event::Closed => return,
             Event::Flood(flood) => {
                 listener.stats[worker.index].h2_floods[flood as usize].up();
@@ -145,8 +146,11 @@ fn builder(listener: &Listener) -> h2::server::Builder {
 }
 
 /// Counts a connection that the peer's own doing has ended.
-fn count_end(worker: &Worker, listener: &Listener, e: &h2::Error) {
-    if e.is_library() && e.reason() == Some(Reason::ENHANCE_YOUR_CALM) {
+fn count_end(worker: &Worker, listener: &Listener, flood: Option<Flood>, e: &h2::Error) {
+    if let Some(flood) = flood {
+        // The library has noticed it at the same moment.
+        listener.stats[worker.index].h2_floods[flood as usize].up();
+    } else if e.is_library() && e.reason() == Some(Reason::ENHANCE_YOUR_CALM) {
         listener.stats[worker.index].h2_resets.up();
     }
 }
@@ -202,7 +206,9 @@ async fn serve_stream(
     // A client that has reset the stream meanwhile, or says nothing, has no answer to wait for.
     let Ok(Ok(first)) = first else { return };
     let ends = first.is_none() && body.is_end_stream();
-    let framing = Body::of(&head.headers, ends);
+    // What follows an extended CONNECT is of another protocol: nothing of it is framed here.
+    let is_tunnel = head.method == Method::CONNECT;
+    let framing = if is_tunnel { Body::Length } else { Body::of(&head.headers, ends) };
     let (near, far) = Pipe::pair();
     let clock = worker.process.clock;
     let client = Client {

@@ -327,10 +327,10 @@ impl Way {
         }
         if let Some(response) = &mut self.response {
             while let Poll::Ready(Some(interim)) = response.poll_informational(cx) {
-                if let Ok(interim) = interim {
-                    let (parts, ()) = interim.into_parts();
-                    self.answer.extend(response_to_h1(&parts, Body::None, true));
-                }
+                // An error is said each time; the answer below says it once.
+                let Ok(interim) = interim else { break };
+                let (parts, ()) = interim.into_parts();
+                self.answer.extend(response_to_h1(&parts, Body::None, true));
             }
             match std::pin::Pin::new(response).poll(cx) {
                 Poll::Ready(Ok(response)) => self.take_head(response),
