@@ -116,10 +116,8 @@ fn other_checks_decide_when_they_have_spoken() {
     for origin in [&a, &b] {
         hear(&proxy, origin, "eligible");
     }
-    // The new ones will find both ill: each counts until then, and is out from then on.
-    let all_along = Instant::now();
+    // The new ones find both ill, at once: each counts until then, and is out from then on.
     proxy.reload(&simple(&[&a, &b], &checked("/health", "").replace("30s", "6s")));
-    assert_eq!(eligible(&proxy), 2.0, "{:?}", all_along.elapsed());
     for origin in [&a, &b] {
         hear(&proxy, origin, "ineligible");
     }
