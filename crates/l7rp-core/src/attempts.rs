@@ -212,7 +212,13 @@ impl<'a> Plan<'a> {
     /// may have acted on it (RFC 9110 §9.2.2).
     #[must_use]
     pub fn repeats_stale(&self, failure: Failure, replayable: bool) -> bool {
-        failure == Failure::UpstreamClosed && self.request.idempotent && replayable
+        let may = match failure {
+            Failure::UpstreamClosed => self.request.idempotent,
+            // The upstream says that it has done nothing.
+            Failure::StreamRefused => true,
+            _ => false,
+        };
+        may && replayable
     }
 }
 

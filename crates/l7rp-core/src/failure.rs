@@ -149,6 +149,8 @@ pub enum Failure {
     MethodRefused,
     /// An `Expect` other than `100-continue`.
     ExpectationUnknown,
+    /// The host is not one of the certificate that the client was shown (RFC 9110 §15.5.20).
+    Misdirected,
     /// Request body over the limit.
     BodyTooLarge,
     /// The head was not complete in time.
@@ -189,10 +191,16 @@ pub enum Failure {
     ConnectTimeout,
     /// The connection failed otherwise.
     ConnectFailed,
+    /// The upstream's certificate was refused.
+    TlsCertificate,
+    /// The TLS handshake with the upstream failed otherwise.
+    TlsProtocol,
     /// Descriptors, ports or memory of this machine ran out.
     LocalShortage,
     /// The upstream closed or reset before a whole response head.
     UpstreamClosed,
+    /// The upstream has said that it did nothing with the request (RFC 9113 §8.7).
+    StreamRefused,
     /// No response head in time.
     ResponseTimeout,
     /// The route's total time is over.
@@ -253,6 +261,7 @@ impl Failure {
             Self::VersionUnsupported => row(505, Client, No, "http_request_error", "version_unsupported", "HTTP version not supported"),
             Self::MethodRefused => row(405, Client, No, "http_request_denied", "method_refused", "method not allowed"),
             Self::ExpectationUnknown => row(417, Client, No, "http_request_error", "expectation_unknown", "expectation cannot be met"),
+            Self::Misdirected => row(421, Client, No, "http_request_error", "misdirected", "host does not belong to this connection's certificate"),
             Self::BodyTooLarge => row(413, Client, No, "http_request_error", "body_too_large", "request body too large"),
             Self::HeadTimeout => row(408, Client, No, "http_request_error", "head_timeout", "request header section not received in time"),
             Self::BodyTimeout => row(408, Client, No, "http_request_error", "body_timeout", "request body not received in time"),
@@ -276,7 +285,10 @@ impl Failure {
             Self::ConnectRefused => row(502, Upstream, Unsent, "connection_refused", "connect_refused", "upstream refused the connection"),
             Self::ConnectTimeout => row(504, Upstream, Unsent, "connection_timeout", "connect_timeout", "upstream connection not established in time"),
             Self::ConnectFailed => row(502, Upstream, Unsent, "destination_ip_unroutable", "connect_failed", "upstream connection failed"),
+            Self::TlsCertificate => row(502, Upstream, Unsent, "tls_certificate_error", "tls_certificate", "upstream certificate not accepted"),
+            Self::TlsProtocol => row(502, Upstream, Unsent, "tls_protocol_error", "tls_protocol", "TLS handshake with the upstream failed"),
             Self::LocalShortage => row(503, Proxy, No, "proxy_internal_error", "local_shortage", "proxy is out of a local resource"),
+            Self::StreamRefused => row(503, Proxy, IfRepeatable, "connection_terminated", "stream_refused", "upstream did not process the request"),
             Self::UpstreamClosed => row(502, Upstream, IfRepeatable, "connection_terminated", "upstream_closed", "upstream closed the connection without a response"),
             Self::ResponseTimeout => row(504, Upstream, IfRepeatable, "http_response_timeout", "response_timeout", "upstream did not respond in time"),
             Self::TotalTimeout => row(504, Upstream, No, "http_response_timeout", "total_timeout", "request took longer than the route allows"),
@@ -307,7 +319,7 @@ impl Failure {
 mod tests {
     use super::*;
 
-    const PLAIN: [Failure; 30] = [
+    const PLAIN: [Failure; 34] = [
         Failure::TargetTooLong,
         Failure::HeadTooLarge,
         Failure::TooManyFields,
@@ -315,6 +327,7 @@ mod tests {
         Failure::MethodRefused,
         Failure::ExpectationUnknown,
         Failure::BodyTooLarge,
+        Failure::Misdirected,
         Failure::HeadTimeout,
         Failure::BodyTimeout,
         Failure::BodyTooSlow,
@@ -330,8 +343,11 @@ mod tests {
         Failure::ConnectRefused,
         Failure::ConnectTimeout,
         Failure::ConnectFailed,
+        Failure::TlsCertificate,
+        Failure::TlsProtocol,
         Failure::LocalShortage,
         Failure::UpstreamClosed,
+        Failure::StreamRefused,
         Failure::ResponseTimeout,
         Failure::TotalTimeout,
         Failure::ResponseHeadTooLarge,
@@ -374,7 +390,9 @@ mod tests {
                 Failure::Unresolved,
                 Failure::ConnectRefused,
                 Failure::ConnectTimeout,
-                Failure::ConnectFailed
+                Failure::ConnectFailed,
+                Failure::TlsCertificate,
+                Failure::TlsProtocol
             ]
         );
     }

@@ -21,6 +21,12 @@ impl From<TcpStream> for Client {
     }
 }
 
+impl From<Wire> for Client {
+    fn from(wire: Wire) -> Self {
+        Self::over(wire)
+    }
+}
+
 impl Client {
     /// Connects.
     #[track_caller]

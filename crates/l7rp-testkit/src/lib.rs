@@ -33,7 +33,7 @@ pub use reload::own_address;
 pub use rustix::process::Signal;
 pub use serde_json::Value;
 pub use wait::{eventually, let_pass, within};
-pub use wire::Wire;
+pub use wire::{Layer, Wire};
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

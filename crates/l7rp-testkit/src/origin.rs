@@ -61,6 +61,7 @@ pub struct Origin {
     /// Where it listens.
     pub address: SocketAddr,
     shared: Arc<Shared>,
+    is_wrapped: bool,
     /// Connections that keep a queue full.
     fillers: Vec<socket2::Socket>,
 }
@@ -95,7 +96,7 @@ impl Origin {
     /// returns, if it has not read it.
     pub fn start(script: impl Fn(&mut Call<'_>) -> Then + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        Self::serve(listener, script)
+        Self::serve(listener, |tcp| Ok(tcp.into()), script)
     }
 
     /// As [`Origin::start`], on an address that is known before.
@@ -103,16 +104,29 @@ impl Origin {
         address: SocketAddr,
         script: impl Fn(&mut Call<'_>) -> Then + Send + Sync + 'static,
     ) -> Self {
-        Self::serve(TcpListener::bind(address).expect("the address"), script)
+        Self::serve(TcpListener::bind(address).expect("the address"), |tcp| Ok(tcp.into()), script)
+    }
+
+    /// As [`Origin::start`], through what `wrap` makes of each connection; it may take its time.
+    /// A connection of which it makes nothing is closed.
+    pub fn start_through(
+        wrap: impl Fn(TcpStream) -> io::Result<Wire> + Send + Sync + 'static,
+        script: impl Fn(&mut Call<'_>) -> Then + Send + Sync + 'static,
+    ) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let mut origin = Self::serve(listener, wrap, script);
+        origin.is_wrapped = true;
+        origin
     }
 
     fn serve(
         listener: TcpListener,
+        wrap: impl Fn(TcpStream) -> io::Result<Wire> + Send + Sync + 'static,
         script: impl Fn(&mut Call<'_>) -> Then + Send + Sync + 'static,
     ) -> Self {
         let address = listener.local_addr().expect("an address");
         let shared = Arc::new(Shared::default());
-        let (for_accept, script) = (shared.clone(), Arc::new(script));
+        let (for_accept, script) = (shared.clone(), Arc::new((wrap, script)));
         thread::spawn(move || {
             for stream in listener.incoming() {
                 if for_accept.ended.load(SeqCst) {
@@ -124,12 +138,16 @@ impl Origin {
                 lock(&for_accept.live).extend(stream.try_clone());
                 let (shared, script) = (for_accept.clone(), script.clone());
                 thread::spawn(move || {
-                    connection(stream, number, &shared, &*script);
+                    let closer = stream.try_clone();
+                    match script.0(stream) {
+                        Ok(wire) => connection(wire, closer, number, &shared, &script.1),
+                        Err(_) => end(closer.ok().as_ref(), &shared),
+                    }
                     shared.open.fetch_sub(1, SeqCst);
                 });
             }
         });
-        Self { address, shared, fillers: Vec::new() }
+        Self { address, shared, is_wrapped: false, fillers: Vec::new() }
     }
 
     /// An address that refuses connections; it stays taken, so that no other test gets it.
@@ -137,7 +155,7 @@ impl Origin {
         let socket = tcp_socket();
         socket.bind(&local()).expect("a port");
         let address = socket.local_addr().expect("an address").as_socket().expect("TCP");
-        Self { address, shared: Arc::default(), fillers: vec![socket] }
+        Self { address, shared: Arc::default(), is_wrapped: false, fillers: vec![socket] }
     }
 
     /// An address where connections are neither accepted nor refused: its queue is full.
@@ -155,12 +173,12 @@ impl Origin {
                 break;
             }
         }
-        Self { address, shared: Arc::default(), fillers }
+        Self { address, shared: Arc::default(), is_wrapped: false, fillers }
     }
 
     /// Its URL.
     pub fn url(&self) -> String {
-        format!("http://{}", self.address)
+        format!("http{}://{}", if self.is_wrapped { "s" } else { "" }, self.address)
     }
 
     /// Every request so far.
@@ -204,13 +222,12 @@ impl Drop for Origin {
 }
 
 fn connection(
-    stream: TcpStream,
+    mut wire: Wire,
+    closer: io::Result<TcpStream>,
     number: usize,
     shared: &Shared,
     script: &(dyn Fn(&mut Call<'_>) -> Then + Send + Sync),
 ) {
-    let closer = stream.try_clone();
-    let mut wire = Wire::from(stream);
     let mut served = 0;
     while let Ok(Some(request)) = wire.read_head() {
         let nth = {
@@ -241,10 +258,16 @@ fn connection(
             }
         }
     }
-    if let Ok(closer) = &closer {
+    // Best effort: whoever is at the other end may be gone.
+    let _ = wire.half_close();
+    end(closer.ok().as_ref(), shared);
+}
+
+fn end(closer: Option<&TcpStream>, shared: &Shared) {
+    if let Some(closer) = closer {
         let _ = closer.shutdown(std::net::Shutdown::Both);
     }
-    forget(shared, closer.as_ref().ok());
+    forget(shared, closer);
 }
 
 /// Drops the handle that is kept for the end of the test.

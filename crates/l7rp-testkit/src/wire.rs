@@ -3,15 +3,26 @@
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::unix::net::UnixStream;
+use std::sync::Mutex;
 use std::time::Duration;
 
+use crate::lock;
 use crate::message::{Message, split_field};
 
-/// A stream of either kind.
+/// A stream of any kind.
 #[derive(Debug)]
 enum Socket {
     Tcp(TcpStream),
     Unix(UnixStream),
+    Other(Mutex<Box<dyn Layer>>),
+}
+
+/// What a test brings to speak through over TCP: TLS, for example.
+pub trait Layer: Read + Write + Send + std::fmt::Debug {
+    /// The connection below.
+    fn tcp(&self) -> &TcpStream;
+    /// Says that nothing more will be sent.
+    fn end(&mut self) -> io::Result<()>;
 }
 
 /// A connection.
@@ -34,12 +45,23 @@ impl From<UnixStream> for Wire {
     }
 }
 
+impl From<Box<dyn Layer>> for Wire {
+    fn from(layer: Box<dyn Layer>) -> Self {
+        let _ = layer.tcp().set_nodelay(true);
+        Self { socket: Socket::Other(Mutex::new(layer)), ahead: Vec::new() }
+    }
+}
+
 impl Wire {
     /// Bounds every read and write from now on.
     pub fn patience(&self, limit: Option<Duration>) {
         let set = match &self.socket {
             Socket::Tcp(s) => s.set_read_timeout(limit).and_then(|()| s.set_write_timeout(limit)),
             Socket::Unix(s) => s.set_read_timeout(limit).and_then(|()| s.set_write_timeout(limit)),
+            Socket::Other(s) => {
+                let s = lock(s);
+                s.tcp().set_read_timeout(limit).and_then(|()| s.tcp().set_write_timeout(limit))
+            }
         };
         set.expect("time-outs can be set");
     }
@@ -50,6 +72,7 @@ impl Wire {
         let socket = match &self.socket {
             Socket::Tcp(s) => Socket::Tcp(s.try_clone().expect("a handle can be cloned")),
             Socket::Unix(s) => Socket::Unix(s.try_clone().expect("a handle can be cloned")),
+            Socket::Other(_) => panic!("what is spoken through has one handle only"),
         };
         Self { socket, ahead: Vec::new() }
     }
@@ -59,6 +82,10 @@ impl Wire {
         match &mut self.socket {
             Socket::Tcp(s) => s.write_all(data),
             Socket::Unix(s) => s.write_all(data),
+            Socket::Other(s) => {
+                let mut s = lock(s);
+                s.write_all(data).and_then(|()| s.flush())
+            }
         }
     }
 
@@ -67,6 +94,7 @@ impl Wire {
         match &self.socket {
             Socket::Tcp(s) => s.shutdown(Shutdown::Write),
             Socket::Unix(s) => s.shutdown(Shutdown::Write),
+            Socket::Other(s) => lock(s).end(),
         }
     }
 
@@ -75,15 +103,19 @@ impl Wire {
         match &self.socket {
             Socket::Tcp(s) => s.shutdown(Shutdown::Both),
             Socket::Unix(s) => s.shutdown(Shutdown::Both),
+            Socket::Other(s) => lock(s).tcp().shutdown(Shutdown::Both),
         }
     }
 
     /// Closes with a reset.
     pub fn reset(self) {
-        if let Socket::Tcp(s) = self.socket {
-            let socket = socket2::Socket::from(s);
-            socket.set_linger(Some(Duration::ZERO)).expect("linger can be set");
-        }
+        let socket = match &self.socket {
+            Socket::Tcp(s) => s.try_clone(),
+            Socket::Other(s) => lock(s).tcp().try_clone(),
+            Socket::Unix(_) => return,
+        };
+        let socket = socket2::Socket::from(socket.expect("a handle can be cloned"));
+        socket.set_linger(Some(Duration::ZERO)).expect("linger can be set");
     }
 
     /// Reads what comes next into the look-ahead; 0 at the end.
@@ -92,6 +124,7 @@ impl Wire {
         let n = match &mut self.socket {
             Socket::Tcp(s) => s.read(&mut part)?,
             Socket::Unix(s) => s.read(&mut part)?,
+            Socket::Other(s) => lock(s).read(&mut part)?,
         };
         self.ahead.extend_from_slice(&part[..n]);
         Ok(n)

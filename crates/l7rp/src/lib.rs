@@ -9,6 +9,7 @@
 //! | [`live`] | the snapshot in force |
 //! | [`serve`] | sockets and protocols: octets ⇄ exchanges |
 //! | [`exchange`] | one exchange, from head to last octet: read `exchange/mod.rs` first |
+//! | [`tls`] | certificates and keys; handshakes with clients and upstreams |
 //! | [`upstream`] | pools, connections, names |
 //! | [`observe`] | metrics, log lines, events |
 //! | [`admin`] | endpoints about the proxy itself |
@@ -24,10 +25,12 @@ pub mod config;
 pub mod exchange;
 pub mod handover;
 mod holder;
+pub mod http2;
 pub mod lifecycle;
 mod limiter;
 pub mod live;
 pub mod observe;
+pub mod pipe;
 pub mod running;
 pub mod serve;
 pub mod stream;
@@ -35,6 +38,7 @@ mod sync;
 mod sys;
 pub mod systemd;
 mod timer;
+pub mod tls;
 pub mod tools;
 pub mod upstream;
 pub mod worker;

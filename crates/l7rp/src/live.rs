@@ -17,6 +17,7 @@ use crate::config::plan::{self, Plan};
 use crate::limiter::Limiter;
 use crate::observe::event::Events;
 use crate::observe::stats::{Count, ListenerStats, Reloads, RouteStats, WorkerStats};
+use crate::tls::{Material, Originator, Terminator};
 use crate::upstream::pool::{Making, Pool};
 
 /// A plan in force.
@@ -32,6 +33,8 @@ pub struct Snapshot {
     pub pools: Vec<Arc<Pool>>,
     /// By the index that routes use.
     pub listeners: Vec<Arc<Listener>>,
+    /// TLS towards the upstreams of each pool.
+    tls: Vec<Option<Arc<Originator>>>,
 }
 
 /// A route.
@@ -61,6 +64,8 @@ pub struct Listener {
     /// The [`Door::id`]s of the addresses that it listens on: its own, and others that are open
     /// and part of it.
     pub doors: Vec<u64>,
+    /// TLS, if it is spoken here.
+    pub tls: Option<Arc<Terminator>>,
     /// Bounds of a request head.
     pub limits: Limits,
     /// Requests in progress.
@@ -186,9 +191,11 @@ impl Process {
         max_open_files: u64,
         plan: Plan,
         doors: Vec<Vec<u64>>,
+        tls: Material,
     ) -> Self {
         let making = Making::new(workers, events);
-        let snapshot = Snapshot::new(plan, doors, None, &making, max_open_files, clock.now());
+        let now = clock.now();
+        let snapshot = Snapshot::new(plan, doors, tls, None, &making, max_open_files, now);
         Self {
             clock,
             events: events.clone(),
@@ -212,10 +219,10 @@ impl Process {
 
     /// What `plan` would put in force: live objects of the snapshot in force go on where nothing
     /// about them changes. Nothing changes before [`Process::put_in_force`].
-    pub fn prepare(&self, plan: Plan, doors: Vec<Vec<u64>>) -> Snapshot {
+    pub fn prepare(&self, plan: Plan, doors: Vec<Vec<u64>>, tls: Material) -> Snapshot {
         let old = self.snapshot();
         let now = self.clock.now();
-        Snapshot::new(plan, doors, Some(&old), &self.making, self.max_open_files, now)
+        Snapshot::new(plan, doors, tls, Some(&old), &self.making, self.max_open_files, now)
     }
 
     /// Puts a snapshot in force for every exchange that begins from now on; gives the one before.
@@ -348,20 +355,28 @@ impl Snapshot {
     fn new(
         plan: Plan,
         doors: Vec<Vec<u64>>,
+        tls: Material,
         old: Option<&Self>,
         making: &Making,
         max_open_files: u64,
         now: Nanos,
     ) -> Self {
         let pools = making_pools(&plan, old, making, now);
+        for (pool, tls) in pools.iter().zip(&tls.pools) {
+            // New ones are probed before they are in force.
+            pool.begin_tls(tls.as_ref());
+        }
         let by_name: HashMap<&str, &Arc<Listener>> = old
             .map(|old| old.listeners.iter().map(|l| (l.plan.name.as_str(), l)).collect())
             .unwrap_or_default();
         let listeners = plan.listeners.iter().zip(doors).enumerate().map(|(ix, (plan, doors))| {
             let named = by_name.get(plan.name.as_str()).copied();
-            let same = named.filter(|b| b.plan == *plan && b.index == ix && b.doors == doors);
+            let tls = tls.listeners.get(ix).cloned().flatten();
+            let same = named
+                .filter(|b| tls.is_none() && b.plan == *plan && b.index == ix && b.doors == doors);
             same.cloned().unwrap_or_else(|| {
                 let mut listener = Listener::new(plan, ix, doors, making.workers, max_open_files);
+                listener.tls = tls;
                 if let Some(named) = named {
                     listener.stats = named.stats.clone();
                 }
@@ -384,7 +399,7 @@ impl Snapshot {
         });
         let routes = routes.collect();
         let rules = plan.routes.iter().map(rule).collect::<Vec<_>>();
-        Self { table: Table::new(rules), routes, pools, listeners, plan }
+        Self { table: Table::new(rules), routes, pools, listeners, tls: tls.pools, plan }
     }
 
     /// Puts new rules in force for what is shared with `old`, and retires what is not.
@@ -396,6 +411,9 @@ impl Snapshot {
         let kept: HashSet<*const Pool> = old.pools.iter().map(Arc::as_ptr).collect();
         for pool in self.pools.iter().filter(|pool| !kept.contains(&Arc::as_ptr(pool))) {
             pool.take_over(now);
+        }
+        for (pool, tls) in self.pools.iter().zip(&self.tls) {
+            pool.set_tls(tls.as_ref());
         }
         let used: HashSet<usize> =
             self.pools.iter().flat_map(|pool| &pool.upstreams).map(|u| u.id).collect();
@@ -429,6 +447,7 @@ impl Listener {
             plan: plan.clone(),
             index,
             doors,
+            tls: None,
             limits: Limits {
                 max_head: plan.timeouts.max_header_bytes,
                 max_fields: plan.limits.max_headers,

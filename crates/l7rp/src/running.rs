@@ -23,6 +23,7 @@ use crate::observe::event::{Event, Events};
 use crate::serve::doors::{Given, OpenError, Opened, real_address, remove_file, take_given};
 use crate::serve::listen::{self, BindError, Bound};
 use crate::serve::run_worker::{self, Order, Phase};
+use crate::tls::{Material, MaterialError, Resumption};
 use crate::upstream::pool::Pool;
 use crate::upstream::upkeep::Upkeep;
 
@@ -45,6 +46,8 @@ pub enum StartError {
     Listener(OpenError),
     /// The address of the admin endpoints cannot be had.
     Admin(BindError),
+    /// TLS cannot be set up.
+    Tls(MaterialError),
     /// The system gives no thread, runtime or descriptor.
     System(std::io::Error),
     /// The pool with this name had no backend that was ready in time.
@@ -56,6 +59,7 @@ impl fmt::Display for StartError {
         match self {
             Self::Listener(e) => e.fmt(f),
             Self::Admin(e) => write!(f, "admin: {e}"),
+            Self::Tls(e) => e.fmt(f),
             Self::NotReady(pool) => {
                 write!(f, "pool {pool}: no backend was ready within {READY_WITHIN:?}")
             }
@@ -70,7 +74,7 @@ impl StartError {
         let place = match self {
             Self::Listener(e) => places.listener(&e.listener),
             Self::Admin(_) => places.admin(),
-            Self::System(_) | Self::NotReady(_) => None,
+            Self::System(_) | Self::NotReady(_) | Self::Tls(_) => None,
         };
         place.map_or_else(|| self.to_string(), |place| format!("{place}: {self}"))
     }
@@ -79,6 +83,12 @@ impl StartError {
 impl From<OpenError> for StartError {
     fn from(e: OpenError) -> Self {
         Self::Listener(e)
+    }
+}
+
+impl From<MaterialError> for StartError {
+    fn from(e: MaterialError) -> Self {
+        Self::Tls(e)
     }
 }
 
@@ -100,6 +110,7 @@ pub struct Running {
     upkeep: Upkeep,
     doors: Vec<Opened>,
     last_door: u64,
+    resumption: Resumption,
     /// Addresses that are being given up.
     closing: Vec<reload::Closing>,
     /// Sockets that a service manager has handed to the process, and that nothing uses.
@@ -161,6 +172,10 @@ pub fn start(
     let count = plan
         .workers
         .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, std::num::NonZero::get));
+    let resumption = Resumption::new().map_err(|e| {
+        StartError::Tls(MaterialError { whose: "tickets".to_owned(), errors: vec![e] })
+    })?;
+    let tls = Material::read(&plan, &resumption)?;
     let mut doors = Vec::new();
     let (handles, admin) = open_all(&plan, given, count, &mut doors).inspect_err(|_| {
         for opened in &mut doors {
@@ -168,7 +183,7 @@ pub fn start(
         }
     })?;
     let ids = doors.iter().map(|opened| vec![opened.door.id]).collect();
-    let process = Process::new(clock, events, count, max_open_files, plan, ids);
+    let process = Process::new(clock, events, count, max_open_files, plan, ids, tls);
     let process = Arc::new(process);
     let (phase, phases) = watch::channel(Phase::Serve);
     let (runtime, control) = start_control(phases.clone())?;
@@ -186,6 +201,7 @@ pub fn start(
         upkeep,
         doors,
         last_door,
+        resumption,
         closing: Vec::new(),
         spare: Vec::new(),
         admin: None,

@@ -3,11 +3,14 @@
 
 use std::io::{self, IoSlice};
 use std::pin::{Pin, pin};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use socket2::SockRef;
-use tokio::io::{AsyncReadExt, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, Interest, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
+use tokio_rustls::TlsStream;
+
+use crate::pipe::Pipe;
 
 /// A connected stream.
 #[derive(Debug)]
@@ -16,15 +19,103 @@ pub enum Stream {
     Tcp(TcpStream),
     /// Unix-domain.
     Unix(UnixStream),
+    /// TLS over TCP, as server or as client.
+    Tls(Box<Tls>),
+    /// To a task that speaks another protocol.
+    Pipe(Pipe),
+}
+
+/// TLS over TCP.
+#[derive(Debug)]
+pub struct Tls {
+    stream: TlsStream<TcpStream>,
+    /// Octets that TLS has taken, of which the last are not out yet. The caller was told nothing
+    /// of them so far.
+    taken: usize,
+}
+
+impl Tls {
+    /// A stream whose handshake is over.
+    pub fn new(stream: impl Into<TlsStream<TcpStream>>) -> Self {
+        Self { stream: stream.into(), taken: 0 }
+    }
+
+    /// The stream itself.
+    pub fn get_ref(&self) -> &TlsStream<TcpStream> {
+        &self.stream
+    }
+
+    fn tcp(&self) -> &TcpStream {
+        match &self.stream {
+            TlsStream::Client(s) => s.get_ref().0,
+            TlsStream::Server(s) => s.get_ref().0,
+        }
+    }
+
+    /// Whether octets of the peer have been decrypted and not been read.
+    fn has_plain(&self) -> bool {
+        match &self.stream {
+            TlsStream::Client(s) => has_plain(s.get_ref().1),
+            TlsStream::Server(s) => has_plain(s.get_ref().1),
+        }
+    }
+
+    /// Ready when all that is told to be written is in the kernel: there is nobody who would see
+    /// to the rest later.
+    fn poll_write(
+        &mut self,
+        cx: &mut Context<'_>,
+        first: &[u8],
+        second: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        if self.taken == 0 {
+            let mut stream = Pin::new(&mut self.stream);
+            for part in [first, second] {
+                let mut at = 0;
+                while at < part.len() {
+                    match stream.as_mut().poll_write(cx, &part[at..]) {
+                        Poll::Ready(Ok(n)) if n > 0 => {
+                            at += n;
+                            self.taken += n;
+                        }
+                        Poll::Ready(Ok(_)) => return Poll::Ready(Ok(0)),
+                        Poll::Ready(Err(e)) => return Poll::Ready(Err(e)),
+                        Poll::Pending if self.taken == 0 => return Poll::Pending,
+                        Poll::Pending => break,
+                    }
+                }
+                if at < part.len() {
+                    break;
+                }
+            }
+        }
+        ready!(Pin::new(&mut self.stream).poll_flush(cx))?;
+        Poll::Ready(Ok(std::mem::take(&mut self.taken)))
+    }
+}
+
+fn has_plain<D>(connection: &rustls::ConnectionCommon<D>) -> bool {
+    !connection.wants_read()
 }
 
 impl Stream {
+    fn tcp(&self) -> Option<&TcpStream> {
+        match self {
+            Self::Tcp(s) => Some(s),
+            Self::Tls(s) => Some(s.tcp()),
+            Self::Unix(_) | Self::Pipe(_) => None,
+        }
+    }
+
     /// Ready when there is something to read: octets, the end, or an error. Costs no system
-    /// call while nothing has arrived.
+    /// call while nothing has arrived. With TLS it may turn out to be nothing.
     pub fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self {
             Self::Tcp(s) => s.poll_read_ready(cx),
             Self::Unix(s) => s.poll_read_ready(cx),
+            Self::Tls(s) if s.has_plain() => Poll::Ready(Ok(())),
+            Self::Tls(s) => s.tcp().poll_read_ready(cx),
+            Self::Pipe(s) => s.poll_readable(cx),
         }
     }
 
@@ -38,10 +129,13 @@ impl Stream {
         match self {
             Self::Tcp(s) => pin!(s.read_buf(buf)).poll(cx),
             Self::Unix(s) => pin!(s.read_buf(buf)).poll(cx),
+            Self::Tls(s) => pin!(s.stream.read_buf(buf)).poll(cx),
+            Self::Pipe(s) => s.poll_fill(cx, buf),
         }
     }
 
-    /// Writes what can be written at once of `first` and then `second`.
+    /// Writes what can be written at once of `first` and then `second`. After `Pending` it has to
+    /// be called again with what begins with the same octets.
     pub fn poll_write(
         &mut self,
         cx: &mut Context<'_>,
@@ -51,6 +145,8 @@ impl Stream {
         let stream: Pin<&mut (dyn AsyncWrite + Unpin)> = match self {
             Self::Tcp(s) => Pin::new(s),
             Self::Unix(s) => Pin::new(s),
+            Self::Tls(s) => return s.poll_write(cx, first, second),
+            Self::Pipe(s) => return s.poll_write(cx, first, second),
         };
         match (first.is_empty(), second.is_empty()) {
             (false, true) => stream.poll_write(cx, first),
@@ -66,6 +162,11 @@ impl Stream {
         match self {
             Self::Tcp(s) => Pin::new(s).poll_shutdown(cx),
             Self::Unix(s) => Pin::new(s).poll_shutdown(cx),
+            Self::Tls(s) => Pin::new(&mut s.stream).poll_shutdown(cx),
+            Self::Pipe(s) => {
+                s.shut();
+                Poll::Ready(Ok(()))
+            }
         }
     }
 
@@ -76,6 +177,15 @@ impl Stream {
         let result = match self {
             Self::Tcp(s) => s.try_read(&mut octet),
             Self::Unix(s) => s.try_read(&mut octet),
+            // What has come may be a part of a record, which must not be taken out.
+            Self::Tls(s) => {
+                let tcp = s.tcp();
+                let peek = || SockRef::from(tcp).peek(&mut [std::mem::MaybeUninit::uninit()]);
+                let nothing = tcp.try_io(Interest::READABLE, peek);
+                return !s.has_plain()
+                    && matches!(nothing, Err(e) if e.kind() == io::ErrorKind::WouldBlock);
+            }
+            Self::Pipe(s) => return s.is_quiet(),
         };
         matches!(result, Err(e) if e.kind() == io::ErrorKind::WouldBlock)
     }
@@ -87,6 +197,9 @@ impl Stream {
         let result = match self {
             Self::Tcp(s) => SockRef::from(s).peek(&mut octet),
             Self::Unix(s) => SockRef::from(s).peek(&mut octet),
+            Self::Tls(s) if s.has_plain() => return true,
+            Self::Tls(s) => SockRef::from(s.tcp()).peek(&mut octet),
+            Self::Pipe(s) => return s.has_arrived(),
         };
         matches!(result, Ok(n) if n > 0)
     }
@@ -96,23 +209,93 @@ impl Stream {
         let result = match self {
             Self::Tcp(s) => s.take_error(),
             Self::Unix(s) => s.take_error(),
+            Self::Tls(s) => s.tcp().take_error(),
+            Self::Pipe(s) => return s.has_failed(),
         };
         !matches!(result, Ok(None))
     }
 
-    /// Writes what can be written at once, and forgets the rest.
+    /// Writes what can be written at once, and forgets the rest. Not on TLS.
     pub fn try_say(&self, words: &[u8]) {
         let _ = match self {
             Self::Tcp(s) => s.try_write(words),
             Self::Unix(s) => s.try_write(words),
+            Self::Tls(_) | Self::Pipe(_) => return,
         };
     }
 
     /// Makes closing this stream a reset, so that the peer cannot take what it got for whole.
     pub fn reset_on_close(&self) {
-        if let Self::Tcp(s) = self {
+        if let Some(s) = self.tcp() {
             // Best effort: on a socket that is already dead there is nothing to reset.
             let _ = SockRef::from(s).set_linger(Some(std::time::Duration::ZERO));
         }
+        if let Self::Pipe(s) = self {
+            s.break_off(io::ErrorKind::ConnectionReset);
+        }
+    }
+}
+
+/// For libraries that drive a stream themselves. What they write they also flush.
+impl AsyncRead for Stream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Tcp(s) => Pin::new(s).poll_read(cx, buf),
+            Self::Unix(s) => Pin::new(s).poll_read(cx, buf),
+            Self::Tls(s) => Pin::new(&mut s.stream).poll_read(cx, buf),
+            Self::Pipe(s) => {
+                let mut part = Vec::with_capacity(buf.remaining().min(16 << 10));
+                ready!(s.poll_fill(cx, &mut part))?;
+                buf.put_slice(&part);
+                Poll::Ready(Ok(()))
+            }
+        }
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Tcp(s) => Pin::new(s).poll_write(cx, buf),
+            Self::Unix(s) => Pin::new(s).poll_write(cx, buf),
+            Self::Tls(s) => Pin::new(&mut s.stream).poll_write(cx, buf),
+            Self::Pipe(s) => s.poll_write(cx, buf, &[]),
+        }
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Tcp(s) => Pin::new(s).poll_write_vectored(cx, bufs),
+            Self::Unix(s) => Pin::new(s).poll_write_vectored(cx, bufs),
+            Self::Tls(s) => Pin::new(&mut s.stream).poll_write_vectored(cx, bufs),
+            Self::Pipe(s) => s.poll_write(cx, bufs.first().map_or(&[], |first| first), &[]),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        !matches!(self, Self::Pipe(_))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Tls(s) => Pin::new(&mut s.stream).poll_flush(cx),
+            Self::Tcp(_) | Self::Unix(_) | Self::Pipe(_) => Poll::Ready(Ok(())),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Self::poll_shutdown(self.get_mut(), cx)
     }
 }

@@ -14,6 +14,7 @@ use tokio::sync::Notify;
 use crate::live::{Door, Listener, Process, Snapshot};
 use crate::observe::access_log::{Entry, Lines};
 use crate::observe::stats::WorkerStats;
+use crate::upstream::h2::Multiplexed;
 use crate::upstream::idle::IdlePool;
 
 /// Octets of a buffer for heads and short bodies: a head and 16 KiB fit, so that such a
@@ -33,6 +34,8 @@ pub struct Worker {
     pub process: Arc<Process>,
     /// Idle connections to upstreams.
     pub idle: IdlePool,
+    /// Connections to upstreams that carry many requests.
+    pub h2: Multiplexed,
     /// Free buffers.
     pub buffers: Buffers,
     /// Clients connected now.
@@ -71,6 +74,7 @@ impl Worker {
             generation: Cell::new(process.generation()),
             process,
             idle: IdlePool::default(),
+            h2: Multiplexed::default(),
             buffers: Buffers::default(),
             connections: Connections::default(),
             lines_waiting: Notify::new(),

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use l7rp_core::http1::Limits;
 use l7rp_core::http1::request::{Method, Request, parse_request};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::Semaphore;
 
 use crate::config;
@@ -75,17 +75,14 @@ pub async fn serve(socket: Bound, process: Arc<Process>) {
         };
         let process = process.clone();
         tokio::spawn(async move {
-            match stream {
-                Stream::Tcp(stream) => connection(stream, &process).await,
-                Stream::Unix(stream) => connection(stream, &process).await,
-            }
+            connection(stream, &process).await;
             drop(place);
         });
     }
 }
 
 /// Serves one connection.
-async fn connection(mut stream: impl AsyncRead + AsyncWrite + Unpin, process: &Process) {
+async fn connection(mut stream: Stream, process: &Process) {
     let mut buf = Vec::with_capacity(4 << 10);
     let mut head = Request::default();
     loop {
@@ -100,7 +97,7 @@ async fn connection(mut stream: impl AsyncRead + AsyncWrite + Unpin, process: &P
 
 /// Serves one request; the length of its head, or `None` if the connection ends.
 async fn exchange(
-    stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
+    stream: &mut Stream,
     buf: &mut Vec<u8>,
     head: &mut Request,
     process: &Process,

@@ -64,10 +64,6 @@ fn upstreams(backends: &str, wrongs: &mut Vec<String>) -> Vec<Upstream> {
                 continue;
             }
         };
-        if !super::needs::is_served(url.scheme) {
-            wrongs.push(format!("--backends {text}: this version cannot serve the scheme yet"));
-            continue;
-        }
         if upstreams.iter().any(|other| other.url == text) {
             wrongs.push(format!("--backends {text}: is there twice"));
             continue;

@@ -4,7 +4,6 @@
 //! Each feature has one line in `NOT_YET`; the line goes when the feature comes.
 
 use super::file::{KeyPath, Kind, Node, Tree};
-use super::plan::Scheme;
 use super::wrong::Wrong;
 
 /// A feature: the keys that ask for it, when they do, and what to call it.
@@ -21,13 +20,9 @@ const fn feature(keys: &'static str, asked: fn(&Node) -> bool, name: &'static st
 
 /// What cannot be served.
 const NOT_YET: &[Feature] = &[
-    feature("listeners[].tls", given, "`tls`"),
+    feature("listeners[].tls.autocert", given, "`autocert`"),
     feature("listeners[].enable_http3", on, "`enable_http3`"),
     feature("listeners[].proxy_protocol", on, "`proxy_protocol`"),
-    feature("upstream_pools[].upstreams[].url", https, "an `https` upstream"),
-    feature("upstream_pools[].upstreams[].url", h2c, "an `h2c` upstream"),
-    feature("upstream_pools[].protocol", http2, "`protocol: http2`"),
-    feature("upstream_pools[].upstream_tls", filled, "`upstream_tls`"),
     feature("routes[].middleware[].compress", given, "`compress`"),
     feature("tcp_listeners", filled, "`tcp_listeners`"),
     feature("tcp_pools", filled, "`tcp_pools`"),
@@ -51,14 +46,6 @@ pub fn unsupported(tree: &Tree) -> Vec<Wrong> {
     }
     wrongs.sort_by(Wrong::in_file_order);
     wrongs
-}
-
-/// Whether upstreams with this scheme can be served.
-pub fn is_served(scheme: Scheme) -> bool {
-    match scheme {
-        Scheme::Http => true,
-        Scheme::Https | Scheme::H2c => false,
-    }
 }
 
 /// The values that `keys` leads to.
@@ -103,20 +90,4 @@ fn filled(node: &Node) -> bool {
 
 fn on(node: &Node) -> bool {
     matches!(node.kind, Kind::Bool(true))
-}
-
-fn https(node: &Node) -> bool {
-    begins(node, "https://")
-}
-
-fn h2c(node: &Node) -> bool {
-    begins(node, "h2c://")
-}
-
-fn begins(node: &Node, scheme: &str) -> bool {
-    matches!(&node.kind, Kind::Str(url) if url.to_ascii_lowercase().starts_with(scheme))
-}
-
-fn http2(node: &Node) -> bool {
-    matches!(&node.kind, Kind::Str(text) if text == "http2")
 }

@@ -2,6 +2,7 @@
 
 mod accepted;
 mod diff;
+mod files;
 mod positions;
 mod refused;
 mod robust;

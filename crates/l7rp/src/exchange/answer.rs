@@ -92,12 +92,19 @@ pub async fn refuse(
     if failure == Failure::MethodRefused {
         fields.push(("Allow", "GET, HEAD, POST, PUT, DELETE, OPTIONS, PATCH"));
     }
-    let answer =
+    let mut answer =
         Answer { status: meaning.status, fields: &fields, content_type: "text/plain", body: &body };
+    let code = grpc_status(failure).to_string();
+    let mut for_grpc = fields.clone();
+    if record.is_grpc() {
+        for_grpc.extend([("Grpc-Status", code.as_str()), ("Grpc-Message", meaning.text)]);
+        answer =
+            Answer { status: 200, fields: &for_grpc, content_type: "application/grpc", body: "" };
+    }
     let until = worker.process.clock.now().plus(listener.plan.timeouts.write);
     write(space.to_client, &answer, record, keep_alive, to_head);
     record.status = meaning.status;
-    record.bytes_out = if to_head { 0 } else { body.len() as u64 };
+    record.bytes_out = if to_head { 0 } else { answer.body.len() as u64 };
     client.write_all(space.to_client, &[], until).await.is_ok()
 }
 
@@ -229,6 +236,29 @@ fn write(
     out.extend_from_slice(b"\r\n");
     if !to_head && !matches!(status, 204 | 304) {
         out.extend_from_slice(answer.body.as_bytes());
+    }
+}
+
+/// What a failure is called in gRPC (its "HTTP to gRPC Status Code Mapping", where that is all
+/// that is known).
+fn grpc_status(failure: Failure) -> u8 {
+    const CANCELLED: u8 = 1;
+    const DEADLINE_EXCEEDED: u8 = 4;
+    const PERMISSION_DENIED: u8 = 7;
+    const RESOURCE_EXHAUSTED: u8 = 8;
+    const UNIMPLEMENTED: u8 = 12;
+    const INTERNAL: u8 = 13;
+    const UNAVAILABLE: u8 = 14;
+    match failure {
+        Failure::TotalTimeout => DEADLINE_EXCEEDED,
+        Failure::RateLimited { .. } | Failure::BodyTooLarge => RESOURCE_EXHAUSTED,
+        Failure::Forbidden => PERMISSION_DENIED,
+        failure => match failure.meaning().status {
+            404 | 405 => UNIMPLEMENTED,
+            499 => CANCELLED,
+            502..=504 => UNAVAILABLE,
+            _ => INTERNAL,
+        },
     }
 }
 

@@ -24,7 +24,7 @@ use crate::config::plan::HostHeader;
 use crate::live::Route;
 use crate::observe::event::Event;
 use crate::stream::Stream;
-use crate::upstream::connect::connect;
+use crate::upstream::connect::{Connected, connect};
 use crate::upstream::connection::Connection;
 use crate::upstream::pool::{End, Place, Pool, Upstream};
 
@@ -136,7 +136,7 @@ impl Attempt<'_, '_, '_> {
                 }
                 Err(failure) => {
                     // The upstream has most likely closed it while it was idle, as it may.
-                    let stale = reused && buf.is_empty() && failure == Failure::UpstreamClosed;
+                    let stale = buf.is_empty() && is_stale(failure, reused, may_reuse);
                     worker.buffers.give(buf);
                     if failure == Failure::ResponseTimeout {
                         place.waited(took, now);
@@ -196,7 +196,12 @@ impl Attempt<'_, '_, '_> {
 
     fn write_head(&mut self, upstream: &Upstream) {
         let client = self.sender.client(self.client);
-        let from = Origin { peer: &self.client.peer_text, client, sender: self.sender };
+        let from = Origin {
+            scheme: self.client.scheme(),
+            peer: &self.client.peer_text,
+            client,
+            sender: self.sender,
+        };
         let out = &mut *self.space.to_upstream;
         write_head(out, self.x, self.pool, self.route, upstream, from, &self.id);
     }
@@ -318,14 +323,33 @@ fn poll_response(
     if buf.capacity() == 0 {
         match stream.poll_readable(cx) {
             Poll::Ready(Ok(())) => *buf = x.worker.buffers.small(),
-            Poll::Ready(Err(_)) => return Poll::Ready(Err(Failure::UpstreamClosed)),
+            Poll::Ready(Err(e)) => return Poll::Ready(Err(closed(&e))),
             Poll::Pending => return Poll::Pending,
         }
     }
     match stream.poll_fill(cx, buf) {
         Poll::Ready(Ok(n)) if n > 0 => Poll::Ready(Ok(())),
-        Poll::Ready(_) => Poll::Ready(Err(Failure::UpstreamClosed)),
+        Poll::Ready(Ok(_)) => Poll::Ready(Err(Failure::UpstreamClosed)),
+        Poll::Ready(Err(e)) => Poll::Ready(Err(closed(&e))),
         Poll::Pending => Poll::Pending,
+    }
+}
+
+/// What an error on reading means. The far end of a pipe tells if nothing was done.
+pub(super) fn closed(e: &std::io::Error) -> Failure {
+    match e.kind() {
+        std::io::ErrorKind::ConnectionRefused => Failure::StreamRefused,
+        _ => Failure::UpstreamClosed,
+    }
+}
+
+/// Whether a failure is what a connection comes to that was closed while it was idle; or says that
+/// nothing was done, for the first time.
+pub(super) fn is_stale(failure: Failure, reused: bool, first: bool) -> bool {
+    match failure {
+        Failure::UpstreamClosed => reused,
+        Failure::StreamRefused => first,
+        _ => false,
     }
 }
 
@@ -340,6 +364,9 @@ pub(super) async fn open(
     let worker = x.worker;
     let now = worker.process.clock.now();
     if may_reuse {
+        if let Some(stream) = worker.h2.take(upstream, now) {
+            return Ok((Connection::shared(stream, upstream, worker.index), true));
+        }
         let only_fresh = !x.incoming.head.method.is_idempotent();
         if let Some(pooled) = worker.idle.take(upstream, now, only_fresh, worker.index) {
             return Ok((pooled, true));
@@ -355,7 +382,17 @@ pub(super) async fn open(
         connected => connected,
     };
     match connected {
-        Ok(stream) => Ok((Connection::new(stream, upstream, worker.index), false)),
+        Ok(Connected { stream, is_http2 }) => {
+            let connection = Connection::new(stream, upstream, worker.index);
+            if !is_http2 {
+                return Ok((connection, false));
+            }
+            let stream = worker.h2.open(connection, now).await.map_err(|e| {
+                report(x, pool, upstream, Failure::UpstreamClosed, &e.to_string());
+                Failure::UpstreamClosed
+            })?;
+            Ok((Connection::shared(stream, upstream, worker.index), false))
+        }
         Err((Failure::ConnectTimeout, _)) if limit == left => Err(Failure::TotalTimeout),
         Err((failure, words)) => {
             upstream.ask_again();
@@ -368,6 +405,8 @@ pub(super) async fn open(
 /// Who sent a request, in the forms that an upstream is told.
 #[derive(Clone, Copy)]
 pub(super) struct Origin<'t> {
+    /// The scheme that it was asked by.
+    pub(super) scheme: &'static str,
     pub(super) peer: &'t str,
     pub(super) client: &'t str,
     pub(super) sender: &'t Sender,
@@ -398,7 +437,7 @@ pub(super) fn write_head(
     let forwarding = Forwarding {
         peer: from.peer,
         client: from.client,
-        proto: "http",
+        proto: from.scheme,
         peer_is_trusted: from.sender.is_trusted(),
         request_id: id.as_bytes(),
     };

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use l7rp_core::failure::Failure;
 use l7rp_core::names::Nanos;
@@ -15,6 +16,19 @@ use crate::stream::Stream;
 use crate::timer::Timer;
 use crate::worker::Buffers;
 
+/// What is special about a connection.
+#[derive(Clone, Debug, Default)]
+pub struct Link {
+    /// It speaks HTTP/2, and this is a stream of it.
+    pub is_http2: bool,
+    /// It is encrypted.
+    pub is_tls: bool,
+    /// The name that the client has asked for in its TLS handshake.
+    pub sni: Option<String>,
+    /// Who the client is, by its certificate.
+    pub identity: Option<String>,
+}
+
 /// A client's connection.
 #[derive(Debug)]
 pub struct Client {
@@ -22,6 +36,8 @@ pub struct Client {
     pub stream: Stream,
     /// Where it came in.
     pub door: Arc<Door>,
+    /// What is known of the connection; `None`: HTTP/1.1 without TLS.
+    pub link: Option<Rc<Link>>,
     /// The one timer of the connection and of what is done for it.
     pub timer: Timer,
     /// Address of the peer; `None` on a Unix-domain socket.
@@ -39,12 +55,44 @@ pub struct Client {
 }
 
 impl Client {
+    /// Ends the connection in order: with TLS that has to be said, or the client cannot tell the
+    /// end from a cut.
+    pub async fn close(&mut self) {
+        const PATIENCE: Duration = Duration::from_secs(1);
+        if let Stream::Tls(_) = self.stream {
+            let shut = poll_fn(|cx| self.stream.poll_shutdown(cx));
+            let _ = tokio::time::timeout(PATIENCE, shut).await;
+        }
+    }
+
+    /// Whether it is a stream of some other protocol.
+    pub fn is_pipe(&self) -> bool {
+        matches!(self.stream, Stream::Pipe(_))
+    }
+
+    /// The scheme that it uses.
+    pub fn scheme(&self) -> &'static str {
+        if self.link.as_ref().is_some_and(|link| link.is_tls) { "https" } else { "http" }
+    }
+
+    /// The protocol, for the log; `None`: HTTP/1.
+    pub fn is_http2(&self) -> bool {
+        self.link.as_ref().is_some_and(|link| link.is_http2)
+    }
+
     /// Notices, while an upstream is waited for, what the client does: a reset ends the
     /// exchange; the end of its side does not, for it may still read the answer; the next
     /// request is kept.
     ///
     /// Never ready but with an error.
     pub fn poll_watch(&mut self, cx: &mut Context<'_>, buffers: &Buffers) -> Poll<Failure> {
+        if self.ended
+            && let Stream::Pipe(pipe) = &self.stream
+            && pipe.poll_unread(cx).is_ready()
+        {
+            // The stream was reset; the end of the request before that was none of the client.
+            return Poll::Ready(Failure::ClientGone);
+        }
         loop {
             // One buffer is enough to notice a reset; a client that sends more has to wait.
             if self.ended

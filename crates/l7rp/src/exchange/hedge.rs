@@ -17,7 +17,8 @@ use l7rp_core::pick::Tried;
 
 use super::Exchange;
 use super::attempt::{
-    Attempt, Fault, Lap, MAX_INTERIM, MAX_RESPONSE_HEAD, Origin, open, report, write_head,
+    Attempt, Fault, Lap, MAX_INTERIM, MAX_RESPONSE_HEAD, Origin, closed, is_stale, open, report,
+    write_head,
 };
 use super::client::poll_write_from;
 use super::forwarded::Sender;
@@ -148,6 +149,7 @@ struct Second<'t, 'a> {
     pool: &'a Pool,
     route: &'a Route,
     sender: &'t Sender,
+    scheme: &'static str,
     peer: Rc<str>,
     client: Rc<str>,
     id: RequestId,
@@ -164,6 +166,7 @@ impl<'t, 'a> Second<'t, 'a> {
             pool,
             route,
             sender,
+            scheme: attempt.client.scheme(),
             peer: attempt.client.peer_text.clone(),
             client: sender.client(attempt.client).clone(),
             id: *id,
@@ -293,7 +296,12 @@ impl<'t, 'a> Second<'t, 'a> {
         let clock = worker.process.clock;
         let upstream = place.upstream();
         let mut head = Vec::new();
-        let from = Origin { peer: &self.peer, client: &self.client, sender: self.sender };
+        let from = Origin {
+            scheme: self.scheme,
+            peer: &self.peer,
+            client: &self.client,
+            sender: self.sender,
+        };
         write_head(&mut head, self.x, self.pool, self.route, upstream, from, &self.id);
         let mut may_reuse = true;
         loop {
@@ -310,7 +318,7 @@ impl<'t, 'a> Second<'t, 'a> {
                     return Ok((lap, response));
                 }
                 Err(failure) => {
-                    let stale = reused && buf.is_empty() && failure == Failure::UpstreamClosed;
+                    let stale = buf.is_empty() && is_stale(failure, reused, may_reuse);
                     worker.buffers.give(buf);
                     if !stale {
                         report(self.x, self.pool, upstream, failure, "");
@@ -369,6 +377,7 @@ impl<'t, 'a> Second<'t, 'a> {
 async fn fill(stream: &mut Stream, buf: &mut Vec<u8>) -> Result<(), Failure> {
     match poll_fn(|cx| stream.poll_fill(cx, buf)).await {
         Ok(n) if n > 0 => Ok(()),
-        _ => Err(Failure::UpstreamClosed),
+        Ok(_) => Err(Failure::UpstreamClosed),
+        Err(e) => Err(closed(&e)),
     }
 }

@@ -62,6 +62,8 @@ pub enum Next {
     Linger,
     /// It is cut, so that the client notices.
     Abort,
+    /// It turns out to speak HTTP/2.
+    Http2,
 }
 
 /// How an exchange ended.
@@ -111,6 +113,7 @@ pub async fn run(
         incoming.arrived,
         exchange.request_id(&sender),
     );
+    record.is_http2 = client.is_http2();
     let served = {
         let mut serve = pin!(exchange.serve(client, &sender, &mut record, &mut space));
         poll_fn(|cx| poll_unharmed(serve.as_mut(), cx)).await
@@ -144,6 +147,7 @@ impl<'a> Exchange<'a> {
         if let Some(probe) = self.own_probe() {
             return answer::probe(self, client, record, space, probe).await;
         }
+        self.admit_host(client)?;
         let route = self.route()?;
         record.route = Some(route);
         admit_address(route, sender.ip(client))?;
@@ -216,6 +220,21 @@ impl<'a> Exchange<'a> {
         };
         let found = self.snapshot.table.find(&request).ok_or(Failure::NoRoute)?;
         self.snapshot.routes.get(found).ok_or(Failure::Internal)
+    }
+
+    /// Refuses a host that the client's certificate is not for: which clients are let in was
+    /// decided for the name that it has asked for when TLS began.
+    fn admit_host(&self, client: &Client) -> Result<(), Failure> {
+        let sni = client.link.as_ref().and_then(|link| link.sni.as_deref());
+        let (Some(tls), Some(sni)) = (&self.listener.tls, sni) else { return Ok(()) };
+        let host = self.incoming.head.host.of(self.incoming.buf);
+        let Some(host) = std::str::from_utf8(host).ok().filter(|host| !host.is_empty()) else {
+            return Ok(());
+        };
+        // Without the port.
+        let name =
+            if host.starts_with('[') { host } else { host.split(':').next().unwrap_or(host) };
+        if tls.is_good_for(Some(sni), name) { Ok(()) } else { Err(Failure::Misdirected) }
     }
 
     /// Refuses clients that come too often.

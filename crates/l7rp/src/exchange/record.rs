@@ -49,6 +49,7 @@ impl RequestId {
 
 /// What is remembered of one exchange.
 #[derive(Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts, not a state")]
 pub struct Record<'a> {
     worker: &'a Worker,
     listener: &'a Listener,
@@ -81,6 +82,8 @@ pub struct Record<'a> {
     pub status: u16,
     /// What went wrong.
     pub failure: Option<Failure>,
+    /// The client speaks HTTP/2.
+    pub is_http2: bool,
     /// The exchange came to its end, good or bad.
     pub ended: bool,
 }
@@ -113,6 +116,7 @@ impl<'a> Record<'a> {
             bytes_out: 0,
             status: 0,
             failure: None,
+            is_http2: false,
             ended: false,
         }
     }
@@ -122,6 +126,17 @@ impl<'a> Record<'a> {
         self.attempts += 1;
         self.upstream = Some(place.upstream());
         self.reused = false;
+    }
+
+    /// Whether the client speaks gRPC: it expects the outcome in a field and not in the status.
+    pub fn is_grpc(&self) -> bool {
+        let Some((buf, head)) = self.head else { return false };
+        let value = |name: &[u8]| {
+            let field = head.fields.iter().find(|f| f.name.of(buf).eq_ignore_ascii_case(name));
+            field.map_or(&b""[..], |field| field.value.of(buf))
+        };
+        let kind = value(b"content-type");
+        kind.starts_with(b"application/grpc") && !kind.starts_with(b"application/grpc-web")
     }
 
     fn count(&self, took: Duration, status: u16) {
@@ -153,6 +168,7 @@ impl<'a> Record<'a> {
                 let protocol = if head.is_http10 { "HTTP/1.0" } else { "HTTP/1.1" };
                 (head.method_text.of(buf), head.host.of(buf), path, protocol)
             });
+        let protocol = if self.is_http2 { "HTTP/2" } else { protocol };
         self.worker.log(&Entry {
             route: self.route.map_or("", |r| &r.plan.name),
             request_id: self.id.as_bytes(),

@@ -9,9 +9,10 @@ use l7rp_core::failure::Scope;
 use l7rp_core::http1::request::Method;
 
 use super::stats::{
-    BAD_REASONS, BUCKETS, ByStatus, Count, DurationSum, RouteStats, STATES, UpstreamStats,
-    state_name,
+    BAD_REASONS, BUCKETS, ByStatus, Count, DurationSum, ListenerStats, RouteStats, STATES,
+    TLS_FAILURES, UpstreamStats, state_name, tls_failure_name,
 };
+use crate::http2::meter::Flood;
 use crate::live::{Going, Process, Snapshot};
 use crate::upstream::pool::Upstream;
 
@@ -254,7 +255,8 @@ fn upstreams(text: &mut Text, snapshot: &Snapshot) {
     let name = "proxy_upstream_connections";
     text.family(name, "gauge", "Connections to an upstream, idle and in use.");
     each_upstream(snapshot, |labels, upstream, _| {
-        let idle: u64 = upstream.stats.iter().map(|s| s.idle.load(Relaxed)).sum();
+        let idle = |s: &UpstreamStats| s.idle.load(Relaxed) + s.idle_h2.load(Relaxed);
+        let idle: u64 = upstream.stats.iter().map(idle).sum();
         let opened = sum(upstream, |s| &s.connects);
         let open = opened.saturating_sub(sum(upstream, |s| &s.closes));
         let active = open.saturating_sub(idle);
@@ -282,9 +284,13 @@ fn listeners(text: &mut Text, snapshot: &Snapshot, connections: u64) {
     text.family(name, "counter", "Clients that have connected, by protocol.");
     for listener in &snapshot.listeners {
         let opened: u64 = listener.stats.iter().map(|s| s.opened.get()).sum();
-        let labels = [("listener", listener.plan.name.as_str()), ("protocol", "http1")];
-        text.sample(name, &labels, opened);
+        let of_h2: u64 = listener.stats.iter().map(|s| s.opened_h2.get()).sum();
+        for (protocol, count) in [("http1", opened.saturating_sub(of_h2)), ("http2", of_h2)] {
+            let labels = [("listener", listener.plan.name.as_str()), ("protocol", protocol)];
+            text.sample(name, &labels, count);
+        }
     }
+    secured(text, snapshot);
     let name = "proxy_no_route_total";
     text.family(name, "counter", "Requests that no route matched.");
     for listener in &snapshot.listeners {
@@ -308,6 +314,39 @@ fn listeners(text: &mut Text, snapshot: &Snapshot, connections: u64) {
         let shards = snapshot.listeners.iter().flat_map(|l| l.stats.iter());
         let count: u64 = shards.map(|s| s.shed[scope.index()].get()).sum();
         text.sample(name, &[("scope", scope.name())], count);
+    }
+}
+
+/// TLS, and HTTP/2 that was abused.
+fn secured(text: &mut Text, snapshot: &Snapshot) {
+    let name = "proxy_tls_handshake_failures_total";
+    text.family(name, "counter", "TLS handshakes that came to nothing, by reason.");
+    for listener in snapshot.listeners.iter().filter(|listener| listener.tls.is_some()) {
+        for ix in 0..TLS_FAILURES {
+            let count: u64 = listener.stats.iter().map(|s| s.tls_failures[ix].get()).sum();
+            let reason = tls_failure_name(ix);
+            text.sample(name, &[("listener", &listener.plan.name), ("reason", reason)], count);
+        }
+    }
+    let name = "proxy_certificate_expiry_timestamp_seconds";
+    text.family(name, "gauge", "When a certificate expires, in seconds since 1970.");
+    for listener in &snapshot.listeners {
+        for shown in listener.tls.iter().flat_map(|tls| tls.certificates()) {
+            let labels = [("listener", listener.plan.name.as_str()), ("host", &shown.host)];
+            text.sample(name, &labels, shown.not_after);
+        }
+    }
+    let name = "proxy_http2_floods_total";
+    text.family(name, "counter", "HTTP/2 connections that were closed for what they sent.");
+    for listener in &snapshot.listeners {
+        let mut sample = |reason: &str, of: &dyn Fn(&ListenerStats) -> u64| {
+            let count: u64 = listener.stats.iter().map(of).sum();
+            text.sample(name, &[("listener", &listener.plan.name), ("reason", reason)], count);
+        };
+        for flood in Flood::ALL {
+            sample(flood.name(), &|s| s.h2_floods[flood as usize].get());
+        }
+        sample("reset_flood", &|s| s.h2_resets.get());
     }
 }
 

@@ -14,7 +14,9 @@ use l7rp_core::http1::request::Method;
 use l7rp_core::upstream::breaker::State;
 use l7rp_core::window::Percentile;
 
+use crate::http2::meter::Flood;
 use crate::sync::lock;
+use crate::tls::REASONS;
 
 /// A counter that one thread writes and any may read.
 #[derive(Debug, Default)]
@@ -189,6 +191,8 @@ pub struct UpstreamStats {
     pub closes: Count,
     /// Connections idle now; only ever written as a whole value.
     pub idle: AtomicU64,
+    /// Of those that carry many requests, the ones without any; likewise.
+    pub idle_h2: AtomicU64,
 }
 
 /// How often breaker and health of one upstream have changed. Rare, so it may lock.
@@ -285,6 +289,14 @@ pub struct ListenerStats {
     pub opened: Count,
     /// Connections ended.
     pub closed: Count,
+    /// Connections that spoke HTTP/2.
+    pub opened_h2: Count,
+    /// HTTP/2 connections that were closed because of a flood of frames, by [`Flood`].
+    pub h2_floods: [Count; Flood::ALL.len()],
+    /// The same because of streams reset in a hurry.
+    pub h2_resets: Count,
+    /// TLS handshakes that came to nothing, by [`tls_failure_name`].
+    pub tls_failures: [Count; TLS_FAILURES],
     /// Requests that no route matched.
     pub no_route: Count,
     /// Requests shed, by [`Scope::index`].
@@ -293,9 +305,25 @@ pub struct ListenerStats {
     pub bad: [Count; BAD_REASONS.len()],
 }
 
+/// Reasons of `proxy_tls_handshake_failures_total`, and one for what took too long.
+pub const TLS_FAILURES: usize = REASONS.len() + 1;
+
+/// The label of a place among them.
+pub fn tls_failure_name(ix: usize) -> &'static str {
+    REASONS.get(ix).copied().unwrap_or("timeout")
+}
+
+impl ListenerStats {
+    /// A TLS handshake came to nothing.
+    pub fn tls_failed(&self, reason: &str) {
+        let ix = REASONS.iter().position(|known| *known == reason).unwrap_or(REASONS.len());
+        self.tls_failures[ix].up();
+    }
+}
+
 /// Reasons of `proxy_bad_requests_total`: those of failures with a 4xx or 505 that the
 /// request itself has caused.
-pub const BAD_REASONS: [&str; 27] = [
+pub const BAD_REASONS: [&str; 28] = [
     "malformed_start_line",
     "malformed_target",
     "malformed_method",
@@ -317,6 +345,7 @@ pub const BAD_REASONS: [&str; 27] = [
     "version_unsupported",
     "method_refused",
     "expectation_unknown",
+    "misdirected",
     "body_too_large",
     "head_timeout",
     "body_timeout",

@@ -15,6 +15,7 @@ use crate::live::{Going, Snapshot};
 use crate::serve::doors::{Opened, already_open, parts};
 use crate::serve::listen::{Bound, overlap};
 use crate::serve::run_worker::Order;
+use crate::tls::Material;
 
 /// How long a reload waits for an address that it wants and that an earlier one has given up. It
 /// takes a tenth of a second, and a second at most.
@@ -81,6 +82,7 @@ impl Running {
         // Threads stay as they are; the next start brings others.
         let workers = self.process.snapshot().plan.workers;
         let workers_stay = std::mem::replace(&mut plan.workers, workers) != workers;
+        let tls = Material::read(&plan, &self.resumption)?;
         let Opening { doors, handles, of_listeners, parts, admin } = self.open_for(&plan)?;
         let was_open = self.doors.len();
         self.doors.extend(doors);
@@ -91,7 +93,7 @@ impl Running {
         }
         let names: Vec<_> = plan.listeners.iter().map(|listener| listener.name.clone()).collect();
         let used: Vec<_> = of_listeners.iter().copied().zip(0..).chain(parts).collect();
-        let new = self.process.prepare(plan, ids);
+        let new = self.process.prepare(plan, ids, tls);
         self.warm_up(&new);
         let leaving = self.shut_unused(&used, &names, was_open);
         let old = self.process.put_in_force(new);

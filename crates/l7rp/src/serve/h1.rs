@@ -10,9 +10,11 @@ use l7rp_core::failure::Failure;
 use l7rp_core::http1::request::parse_request;
 use l7rp_core::names::Nanos;
 
+use super::h2;
 use crate::exchange::client::Client;
 use crate::exchange::record::{Record, RequestId};
 use crate::exchange::{self, Done, Incoming, Next, Workspace, answer};
+use crate::http2::PREFACE;
 use crate::live::Listener;
 use crate::worker::{SMALL, Scratch, Worker};
 
@@ -30,6 +32,8 @@ enum Head {
     Complete(usize),
     /// It is refused.
     Refused(Failure),
+    /// It is the beginning of HTTP/2.
+    Http2,
     /// Nothing of one has come.
     Nothing,
     /// There will be none: the client has left.
@@ -44,10 +48,14 @@ pub async fn serve(worker: &Rc<Worker>, mut listener: Arc<Listener>, mut client:
         let mut scratch = worker.take_scratch();
         let next = serve_burst(worker, &mut listener, &mut client, &mut buf, &mut scratch).await;
         worker.give_scratch(scratch);
+        if next == Next::Http2 {
+            return Box::pin(h2::serve(worker, &listener, client, buf)).await;
+        }
         worker.buffers.give(buf);
         match next {
             Next::KeepAlive => {}
-            Next::Close | Next::Abort => return,
+            Next::Close => return client.close().await,
+            Next::Abort | Next::Http2 => return,
             Next::Linger => {
                 let until = worker.process.clock.now().plus(LINGER);
                 client.linger(&worker.buffers, until).await;
@@ -60,6 +68,8 @@ pub async fn serve(worker: &Rc<Worker>, mut listener: Arc<Listener>, mut client:
     if worker.process.is_draining() {
         let until = worker.process.clock.now().plus(LAST_CALL / 2);
         client.linger(&worker.buffers, until).await;
+    } else {
+        client.close().await;
     }
 }
 
@@ -90,6 +100,7 @@ async fn serve_burst(
             Head::Refused(failure) => {
                 return refuse(worker, listener, client, buf, scratch, failure).await;
             }
+            Head::Http2 => return Next::Http2,
             Head::Nothing => return Next::KeepAlive,
             Head::None => return Next::Abort,
         };
@@ -109,7 +120,7 @@ async fn serve_burst(
             Next::Close if buf.len() > len + used || !client.ahead.is_empty() => {
                 return Next::Linger;
             }
-            Next::Close | Next::Linger | Next::Abort => return next,
+            Next::Close | Next::Linger | Next::Abort | Next::Http2 => return next,
         }
         offered = scratch.request.upgrade.len > 0;
         client.idle_since = worker.process.clock.now();
@@ -143,7 +154,16 @@ async fn read_head(
         // The first octets may show that this is no HTTP at all; after that, only the end of
         // a line can change what is known, so that a head in many pieces costs no more than
         // one look a line.
-        let news = looked_at == 0 || memchr::memchr(b'\n', &buf[looked_at..]).is_some();
+        let mut news = looked_at == 0 || memchr::memchr(b'\n', &buf[looked_at..]).is_some();
+        if !client.has_spoken && buf.starts_with(&PREFACE[..4]) && !client.is_pipe() {
+            if buf.starts_with(PREFACE) {
+                return Head::Http2;
+            }
+            if buf.len() < PREFACE.len() && PREFACE.starts_with(buf) {
+                // Whatever it is, it is not all there.
+                news = false;
+            }
+        }
         if !buf.is_empty() && (news || buf.len() >= listener.limits.max_head) {
             match parse_request(buf, &mut scratch.request, listener.limits) {
                 Ok(Some(len)) => {
@@ -211,6 +231,18 @@ fn skip_empty_lines(buf: &mut Vec<u8>) -> bool {
     empty > 0
 }
 
+/// Answers a request whose head cannot be said in HTTP/1.1.
+pub async fn refuse_all(
+    worker: &Worker,
+    listener: &Listener,
+    mut client: Client,
+    failure: Failure,
+) {
+    let mut scratch = worker.take_scratch();
+    refuse(worker, listener, &mut client, b"", &mut scratch, failure).await;
+    worker.give_scratch(scratch);
+}
+
 /// Answers a head that is refused.
 async fn refuse(
     worker: &Worker,
@@ -226,6 +258,7 @@ async fn refuse(
     let ip = client.peer_text.clone();
     let mut record =
         Record::new(worker, listener, ip, Some((buf, request)), arrived, RequestId::random());
+    record.is_http2 = client.is_http2();
     answer::refuse(worker, listener, client, &mut record, &mut space, failure, false, false).await;
     Next::Linger
 }

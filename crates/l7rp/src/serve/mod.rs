@@ -2,5 +2,6 @@
 
 pub mod doors;
 pub mod h1;
+pub mod h2;
 pub mod listen;
 pub mod run_worker;

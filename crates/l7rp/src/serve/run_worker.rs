@@ -14,13 +14,14 @@ use l7rp_core::names::Nanos;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinHandle, unconstrained};
 
-use super::h1;
 use super::listen::{Accepting, Bound};
-use crate::exchange::client::Client;
+use super::{h1, h2};
+use crate::exchange::client::{Client, Link};
 use crate::live::{Door, Listener, Process};
 use crate::observe::event::Event;
 use crate::stream::Stream;
 use crate::timer::Timer;
+use crate::tls::Accepted;
 use crate::worker::Worker;
 
 /// What a worker is to do.
@@ -267,9 +268,13 @@ fn take_on(
         let mut entry = entry;
         let waker = poll_fn(|cx| Poll::Ready(cx.waker().clone())).await;
         entry.id = Some(entry.worker.connections.enter(waker));
+        let Some((stream, link, is_http2)) = secured(&entry.worker, &listener, stream).await else {
+            return;
+        };
         let client = Client {
             stream,
             door,
+            link,
             timer: Timer::new(entry.worker.process.clock),
             peer,
             peer_text: peer.map_or_else(|| "unix".into(), |ip| ip.to_string().into()),
@@ -278,8 +283,37 @@ fn take_on(
             idle_since: entry.worker.process.clock.now(),
             has_spoken: false,
         };
-        h1::serve(&entry.worker, listener, client).await;
+        if is_http2 {
+            h2::serve(&entry.worker, &listener, client, Vec::new()).await;
+        } else {
+            h1::serve(&entry.worker, listener, client).await;
+        }
     });
+}
+
+/// Speaks TLS where a listener does; and whether HTTP/2 follows. `None`: it came to nothing.
+async fn secured(
+    worker: &Worker,
+    listener: &Listener,
+    stream: Stream,
+) -> Option<(Stream, Option<Rc<Link>>, bool)> {
+    let (tls, tcp) = match (&listener.tls, stream) {
+        (Some(tls), Stream::Tcp(tcp)) => (tls, tcp),
+        (_, stream) => return Some((stream, None, false)),
+    };
+    let limit = listener.plan.timeouts.read_header;
+    let reason = match tokio::time::timeout(limit, tls.accept(tcp)).await {
+        Ok(Ok(accepted)) => {
+            let Accepted { stream, alpn_h2, sni, client_identity } = accepted;
+            let identity = client_identity;
+            let link = Link { is_http2: false, is_tls: true, sni, identity };
+            return Some((Stream::Tls(Box::new(stream)), Some(Rc::new(link)), alpn_h2));
+        }
+        Ok(Err(failure)) => failure.reason,
+        Err(_) => "timeout",
+    };
+    listener.stats[worker.index].tls_failed(reason);
+    None
 }
 
 /// A connection's place in all counts, given back when dropped.
@@ -308,6 +342,7 @@ async fn sweep(worker: Rc<Worker>) {
         let now = worker.process.clock.now();
         worker.counts().alive_at.store(now.0, Relaxed);
         worker.idle.sweep(now, worker.index);
+        worker.h2.sweep(now);
         // A worker that nobody asks anything of must not keep an old snapshot.
         let _ = worker.snapshot();
     }

@@ -6,14 +6,23 @@ use std::time::Duration;
 use l7rp_core::failure::Failure;
 use tokio::net::TcpStream;
 
-use super::pool::Upstream;
+use super::pool::{Speaks, Upstream};
 use crate::stream::Stream;
+
+/// A new connection.
+#[derive(Debug)]
+pub struct Connected {
+    /// The connection.
+    pub stream: Stream,
+    /// Whether HTTP/2 is spoken on it.
+    pub is_http2: bool,
+}
 
 /// Connects to `upstream`, trying its addresses in turn, within `limit` in all.
 ///
 /// # Errors
 /// The failure and the system's words for it.
-pub async fn connect(upstream: &Upstream, limit: Duration) -> Result<Stream, (Failure, String)> {
+pub async fn connect(upstream: &Upstream, limit: Duration) -> Result<Connected, (Failure, String)> {
     let mut last = (Failure::Unresolved, format!("{} has no address", upstream.host));
     let all = async {
         for address in upstream.addresses() {
@@ -21,7 +30,10 @@ pub async fn connect(upstream: &Upstream, limit: Duration) -> Result<Stream, (Fa
                 Ok(stream) => {
                     // Best effort: a socket without it works, only later.
                     let _ = stream.set_nodelay(true);
-                    return Ok(Stream::Tcp(stream));
+                    match secured(upstream, stream).await {
+                        Ok(connected) => return Ok(connected),
+                        Err(e) => last = e,
+                    }
                 }
                 Err(e) => last = (meaning(&e), format!("{address}: {e}")),
             }
@@ -29,12 +41,25 @@ pub async fn connect(upstream: &Upstream, limit: Duration) -> Result<Stream, (Fa
         Err(())
     };
     match tokio::time::timeout(limit, all).await {
-        Ok(Ok(stream)) => Ok(stream),
+        Ok(Ok(connected)) => Ok(connected),
         Ok(Err(())) => Err(last),
         Err(_) => {
             Err((Failure::ConnectTimeout, format!("no connection within {} ms", limit.as_millis())))
         }
     }
+}
+
+/// Speaks TLS where that is asked for.
+async fn secured(upstream: &Upstream, stream: TcpStream) -> Result<Connected, (Failure, String)> {
+    if !upstream.is_tls {
+        let is_http2 = upstream.speaks == Speaks::Http2;
+        return Ok(Connected { stream: Stream::Tcp(stream), is_http2 });
+    }
+    let Some(tls) = upstream.tls.load_full() else {
+        return Err((Failure::TlsProtocol, "TLS is not set up".to_owned()));
+    };
+    let (stream, is_http2) = tls.connect(stream, &upstream.host).await?;
+    Ok(Connected { stream: Stream::Tls(Box::new(stream)), is_http2 })
 }
 
 /// What an error on connecting means. What this machine lacks is not the upstream's fault.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::pool::Upstream;
+use crate::observe::stats::UpstreamStats;
 use crate::stream::Stream;
 
 /// An open connection. Dropping it closes it and takes it out of the count.
@@ -11,6 +12,8 @@ pub struct Connection {
     /// To and from the upstream.
     pub stream: Stream,
     upstream: Arc<Upstream>,
+    /// Whether it is a connection of its own, and not one request's share of one.
+    counted: bool,
     worker: usize,
 }
 
@@ -18,7 +21,17 @@ impl Connection {
     /// Counts `stream`, which `worker` has just opened.
     pub fn new(stream: Stream, upstream: &Arc<Upstream>, worker: usize) -> Self {
         upstream.stats[worker].connects.up();
-        Self { stream, upstream: upstream.clone(), worker }
+        Self { stream, upstream: upstream.clone(), counted: true, worker }
+    }
+
+    /// One request's share of a connection that carries many.
+    pub fn shared(stream: Stream, upstream: &Arc<Upstream>, worker: usize) -> Self {
+        Self { stream, upstream: upstream.clone(), counted: false, worker }
+    }
+
+    /// The counts of its upstream in its worker.
+    pub fn stats(&self) -> &UpstreamStats {
+        &self.upstream.stats[self.worker]
     }
 
     /// Whom it leads to.
@@ -29,6 +42,8 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        self.upstream.stats[self.worker].closes.up();
+        if self.counted {
+            self.upstream.stats[self.worker].closes.up();
+        }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering:
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use l7rp_core::names::Nanos;
 use l7rp_core::pick::Seat;
 use l7rp_core::upstream::breaker::{self, Breaker, Trip};
@@ -15,9 +15,10 @@ use tokio::sync::Notify;
 use super::lineage::Lineage;
 use super::probe::Checks;
 use super::standing::Standing;
-use crate::config::plan;
+use crate::config::plan::{self, Scheme, UpstreamProtocol};
 use crate::observe::stats::{Transitions, UpstreamStats};
 use crate::sync::lock;
+use crate::tls::Originator;
 
 /// An upstream. It lives for as long as its pool has its URL and judges it by the same rules,
 /// whatever else a reload changes.
@@ -29,6 +30,12 @@ pub struct Upstream {
     pub host: String,
     /// Where it listens.
     pub port: u16,
+    /// Over TLS.
+    pub is_tls: bool,
+    /// How TLS is spoken, where it is.
+    pub(super) tls: ArcSwapOption<Originator>,
+    /// The version of HTTP.
+    pub speaks: Speaks,
     /// Host and port as in the URL, for the Host field.
     pub authority: String,
     /// Put before every request path; mostly empty.
@@ -84,6 +91,9 @@ impl Upstream {
             url: plan.url.clone(),
             host: plan.host.clone(),
             port: plan.port,
+            is_tls: plan.scheme == Scheme::Https,
+            tls: ArcSwapOption::empty(),
+            speaks: speaks(pool.protocol, plan.scheme),
             authority: plan.authority.clone(),
             base_path: plan.base_path.clone(),
             id,
@@ -229,6 +239,25 @@ impl Upstream {
     pub fn set_addresses(&self, addresses: Vec<SocketAddr>) {
         self.addresses.store(Arc::new(addresses));
         self.address_generation.fetch_add(1, Relaxed);
+    }
+}
+
+/// The version of HTTP that is spoken to an upstream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Speaks {
+    /// HTTP/1.1.
+    Http1,
+    /// HTTP/2.
+    Http2,
+    /// What is agreed on when TLS begins.
+    AsAgreed,
+}
+
+fn speaks(protocol: UpstreamProtocol, scheme: Scheme) -> Speaks {
+    match (protocol, scheme) {
+        (_, Scheme::H2c) | (UpstreamProtocol::Http2, _) => Speaks::Http2,
+        (UpstreamProtocol::Auto, Scheme::Https) => Speaks::AsAgreed,
+        (UpstreamProtocol::Auto, Scheme::Http) | (UpstreamProtocol::Http1, _) => Speaks::Http1,
     }
 }
 

@@ -2,6 +2,7 @@
 
 pub mod connect;
 pub mod connection;
+pub mod h2;
 pub mod idle;
 pub mod lineage;
 mod member;

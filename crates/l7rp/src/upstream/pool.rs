@@ -12,7 +12,7 @@ use l7rp_core::upstream::breaker::State;
 use l7rp_core::upstream::ramp;
 use l7rp_core::window::HalfLife;
 
-pub use super::member::Upstream;
+pub use super::member::{Speaks, Upstream};
 pub use super::place::{End, Place};
 
 use super::lineage::Lineage;
@@ -21,6 +21,7 @@ use super::probe::Checks;
 use crate::config::plan;
 use crate::observe::event::Events;
 use crate::sync::lock;
+use crate::tls::Originator;
 
 /// A pool: one generation of it, which a reload that changes it replaces.
 #[derive(Debug)]
@@ -134,6 +135,20 @@ impl Pool {
                 }
             });
             self.lineage.refresh(upstream);
+        }
+    }
+
+    /// Gives upstreams that have no TLS yet, and need it, what it takes.
+    pub fn begin_tls(&self, tls: Option<&Arc<Originator>>) {
+        for upstream in self.upstreams.iter().filter(|u| u.is_tls && u.tls.load().is_none()) {
+            upstream.tls.store(tls.cloned());
+        }
+    }
+
+    /// Changes TLS towards its upstreams, for connections made from now on.
+    pub fn set_tls(&self, tls: Option<&Arc<Originator>>) {
+        for upstream in self.upstreams.iter().filter(|upstream| upstream.is_tls) {
+            upstream.tls.store(tls.cloned());
         }
     }
 

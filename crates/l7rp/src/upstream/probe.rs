@@ -12,7 +12,8 @@ use l7rp_core::http1::response::{Response, parse_response};
 use l7rp_core::names::Nanos;
 use tokio::sync::watch;
 
-use super::connect::connect;
+use super::connect::{Connected, connect};
+use super::h2;
 use super::pool::Upstream;
 use super::upkeep::Orders;
 use crate::clock::Clock;
@@ -86,10 +87,7 @@ pub async fn keep_probed(mut orders: watch::Receiver<Orders>, first_pause: Durat
         let began = clock.now();
         let asked = tokio::time::timeout(plan.timeout, ask(&upstream, request, plan)).await;
         let verdict = match &asked {
-            Ok(Ok(answer)) => {
-                let status = answer.head.status;
-                Some((is_expected(plan, status), format!("status:{status}")))
-            }
+            Ok(Ok((status, _))) => Some((is_expected(plan, *status), format!("status:{status}"))),
             // What this machine lacks says nothing about the upstream.
             Ok(Err(Failure::LocalShortage)) => None,
             Ok(Err(failure)) => Some((false, failure.meaning().reason.to_owned())),
@@ -100,7 +98,7 @@ pub async fn keep_probed(mut orders: watch::Receiver<Orders>, first_pause: Durat
         if lacked {
             tokio::time::sleep(plan.interval).await;
         }
-        if let Ok(Ok(answer)) = asked {
+        if let Ok(Ok((_, Some(answer)))) = asked {
             // Closing over unread octets would look like an abort in the upstream's log.
             let _ = tokio::time::timeout(plan.timeout / 4, answer.drain()).await;
         }
@@ -156,11 +154,24 @@ struct Answer {
     body_at: usize,
 }
 
-/// Sends one probe and waits for the head of the response.
-async fn ask(upstream: &Upstream, request: &str, plan: &ActiveHealth) -> Result<Answer, Failure> {
+/// Sends one probe and waits for the head of the response: its status, and what is left to be
+/// read of it.
+async fn ask(
+    upstream: &Upstream,
+    request: &str,
+    plan: &ActiveHealth,
+) -> Result<(u16, Option<Answer>), Failure> {
     // The whole probe has a limit; the connection needs none of its own.
     let connected = connect(upstream, plan.timeout * 2).await;
-    let mut stream = connected.map_err(|(failure, _)| failure)?;
+    let Connected { stream, is_http2 } = connected.map_err(|(failure, _)| failure)?;
+    if is_http2 {
+        return Ok((h2::ask(stream, request, upstream.is_tls).await?, None));
+    }
+    let answer = ask_h1(stream, request, plan).await?;
+    Ok((answer.head.status, Some(answer)))
+}
+
+async fn ask_h1(mut stream: Stream, request: &str, plan: &ActiveHealth) -> Result<Answer, Failure> {
     let mut sent = 0;
     while sent < request.len() {
         let written = poll_fn(|cx| stream.poll_write(cx, &request.as_bytes()[sent..], &[])).await;

@@ -85,7 +85,8 @@ impl Client {
             let head = match self.wire.head() {
                 Ok(head) => head,
                 Err(Stop::Eof) if !self.wire.buf.is_empty() => {
-                    return (None, Some(Stop::Garbage("half a head".to_owned())));
+                    let what = if speaks_http2(self.raw()) { HTTP2 } else { "half a head" };
+                    return (None, Some(Stop::Garbage(what.to_owned())));
                 }
                 Err(stop) => return (None, Some(stop)),
             };
@@ -139,6 +140,14 @@ impl Client {
             (None, _) => After::Stuck,
         }
     }
+}
+
+/// What is read of a side that speaks HTTP/2.
+pub(crate) const HTTP2: &str = "HTTP/2";
+
+/// Whether all that came begins with a SETTINGS frame, as HTTP/2 does (RFC 9113 §3.4).
+fn speaks_http2(octets: &[u8]) -> bool {
+    matches!(octets, [_, _, _, 4, 0, 0, 0, 0, 0, ..])
 }
 
 fn status(line: &str) -> Option<u16> {

@@ -1,7 +1,7 @@
 //! What was seen, held against what a case allows.
 
 use crate::case::{Action, BackendVerdict, RequestCase, RequestVerdict, ResponseVerdict};
-use crate::client::{After, Answer};
+use crate::client::{After, Answer, HTTP2};
 use crate::origin::{Connection, Seen};
 use crate::wire::Stop;
 
@@ -96,7 +96,10 @@ pub(crate) fn request(
     match verdict.action {
         Action::Forward => forwarded(case, verdict, observed, &mut faults),
         Action::Reject | Action::Local => refused(verdict, observed, &mut faults),
-        Action::H2 => faults.0.push("HTTP/2 is not spoken here".to_owned()),
+        Action::H2 => match &observed.stop {
+            Some(Stop::Garbage(what)) if what == HTTP2 => return faults.0,
+            stop => faults.0.push(format!("HTTP/2 is not spoken: {stop:?}")),
+        },
     }
     match (&observed.after, verdict.close) {
         (After::Closed, None | Some(true)) | (After::Usable, None | Some(false)) => {}

@@ -249,13 +249,13 @@ fn a_bad_pool_is_refused() {
 #[test]
 fn what_cannot_be_served_yet_is_refused() {
     let mut before = Before::new();
-    let pool = "- { name: b, upstreams: [{ url: \"{url}\" }], protocol: http2 }";
-    before.proxy.rewrite(with_line(&before.origin, 4, pool));
+    let tracing = "tracing: { endpoint: \"127.0.0.1:1\" }";
+    before.proxy.rewrite(with_line(&before.origin, 7, tracing));
     let errors = before.refuses();
-    assert!(errors[0].contains("config.yaml:4:") && errors[0].contains("http2"), "{errors:?}");
+    assert!(errors[0].contains("config.yaml:7:") && errors[0].contains("tracing"), "{errors:?}");
     // To `--check` it is a warning: there is nothing wrong with the file.
     let (_, _, text) = check(&before.path());
-    assert!(text.contains("config.yaml:4:") && text.contains("http2"), "{text}");
+    assert!(text.contains("config.yaml:7:") && text.contains("tracing"), "{text}");
     before.is_unchanged();
 }
 

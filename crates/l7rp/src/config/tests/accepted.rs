@@ -22,10 +22,8 @@ fn what_cannot_be_served_is_named_with_its_place() {
         "middleware: [{ headers: { add_request: { X-A: a } } }]\nrewrite: { add_prefix: /a }",
     );
     assert!(accepted(&served).not_yet.is_empty());
-    // An explicit default counts too; a blank section does not.
     let one = |text: &str| accepted(text).not_yet.len();
-    assert_eq!(one(&pool("upstream_tls: { insecure_skip_verify: false }")), 1);
-    assert_eq!(one(&pool("upstream_tls:")), 0);
+    assert_eq!(one(&pool("upstream_tls: { server_name: a }\nprotocol: http2")), 0);
     assert_eq!(one(&route("tunnel_idle_timeout: 1h")), 0);
     assert_eq!(one(&route("middleware:\n  - compress:")), 1);
     assert_eq!(one(&listener("enable_http3: false\nlimits: { min_body_rate: 0 }")), 0);
@@ -280,10 +278,6 @@ fn flags_make_a_plan() {
             "--backends http://a: is there twice",
             "--max-in-flight: must be at least 1",
         ]
-    );
-    assert_eq!(
-        from_flags("[::]:80", "https://a", 1).unwrap_err(),
-        ["--backends https://a: this version cannot serve the scheme yet"]
     );
     assert_eq!(
         from_flags("[::]:80", " ,", 1).unwrap_err(),

@@ -3,7 +3,6 @@
 use std::fmt::Write as _;
 
 use super::{check, listener, pool, rest, route};
-use crate::config::{Files, Source, parse};
 
 /// The reports of files that must all be refused.
 fn reports<T: AsRef<str>>(table: &[(&str, T)]) -> String {
@@ -403,24 +402,4 @@ fn tracing_and_drain() {
         ("admin", rest("admin: { bind: 9090 }\n")),
     ]);
     insta::assert_snapshot!(told);
-}
-
-#[test]
-fn files_that_the_configuration_names() {
-    let dir = tempfile::tempdir().unwrap();
-    let block = |label: &str| {
-        format!("-----BEGIN {label}-----\nMIIBIjANBgkqhkiG9w0B\n-----END {label}-----\n")
-    };
-    std::fs::write(dir.path().join("good.crt"), block("CERTIFICATE")).unwrap();
-    std::fs::write(dir.path().join("good.key"), block("EC PRIVATE KEY")).unwrap();
-    std::fs::write(dir.path().join("junk.pem"), "secret words").unwrap();
-    let text = listener(
-        "tls:\n  certs:\n    - { cert: good.crt, key: good.key }\n    - { cert: gone.crt, key: junk.pem }\n    - { cert: good.key, key: good.crt }\n  client_auth: { ca_file: junk.pem }",
-    ) + "    middleware: []\n";
-    let source = Source { name: "config.yaml".into(), text };
-    let refused = parse(&source, dir.path(), Files::Check).unwrap_err().render(false);
-    assert!(!refused.contains("secret"));
-    let told = refused.replace(&dir.path().display().to_string(), "DIR");
-    insta::assert_snapshot!(told);
-    assert!(parse(&source, dir.path(), Files::Ignore).is_ok());
 }

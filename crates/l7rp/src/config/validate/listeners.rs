@@ -1,10 +1,8 @@
 //! Listeners.
 
-use std::path::PathBuf;
-
 use ipnet::IpNet;
 
-use super::files::Pem;
+use super::files::Mention;
 use super::{Check, Complaint, Unique, net, words};
 use crate::config::file::{
     AutocertSection, CertSection, ClientAuthMode, ClientAuthSection, File, KeyPath,
@@ -178,27 +176,20 @@ fn version(check: &mut Check<'_>, written: &str, at: &KeyPath) -> TlsVersion {
 }
 
 fn cert(check: &mut Check<'_>, written: &CertSection, at: &KeyPath) -> Certificate {
-    Certificate {
-        cert: check.needed_pem(written.cert.as_ref(), at, "cert", Pem::Certificate),
-        key: check.needed_pem(written.key.as_ref(), at, "key", Pem::Key),
-        hosts: check.tls_names(&written.hosts, true, &at.key("hosts")),
+    let hosts = check.tls_names(&written.hosts, true, &at.key("hosts"));
+    let cert = check.need(written.cert.as_ref(), at, "cert");
+    let key = check.need(written.key.as_ref(), at, "key");
+    let (cert_path, key_path, chain) = check.pair(
+        &Mention { file: cert, at: &at.key("cert") },
+        &Mention { file: key, at: &at.key("key") },
+    );
+    if let (Some(chain), Some(cert)) = (chain, cert) {
+        check.covered(&hosts, &chain, cert, at);
     }
+    Certificate { cert: cert_path.unwrap_or_default(), key: key_path.unwrap_or_default(), hosts }
 }
 
 impl Check<'_> {
-    fn needed_pem(
-        &mut self,
-        written: Option<&String>,
-        around: &KeyPath,
-        key: &str,
-        what: Pem,
-    ) -> PathBuf {
-        match self.need(written, around, key) {
-            Some(file) => self.pem(file, what, &around.key(key)),
-            None => PathBuf::new(),
-        }
-    }
-
     fn tls_names(&mut self, written: &[String], wildcards: bool, at: &KeyPath) -> Vec<String> {
         let mut names = Vec::with_capacity(written.len());
         for (i, text) in written.iter().enumerate() {
@@ -228,13 +219,14 @@ fn autocert(check: &mut Check<'_>, written: &AutocertSection, at: &KeyPath) -> A
         allowed_hosts: check.tls_names(&written.allowed_hosts, false, &at.key("allowed_hosts")),
         email: written.email.clone(),
         directory_url: written.directory_url.clone(),
-        ca_file: ca_file.map(|file| check.pem(file, Pem::Certificate, &at.key("ca_file"))),
+        ca_file: ca_file.map(|file| check.ca(file, &at.key("ca_file"))),
     }
 }
 
 fn client_auth(check: &mut Check<'_>, written: &ClientAuthSection, at: &KeyPath) -> ClientAuth {
+    let ca_file = check.need(written.ca_file.as_ref(), at, "ca_file");
     ClientAuth {
-        ca_file: check.needed_pem(written.ca_file.as_ref(), at, "ca_file", Pem::Certificate),
+        ca_file: ca_file.map(|file| check.ca(file, &at.key("ca_file"))).unwrap_or_default(),
         required: written.mode == ClientAuthMode::Require,
     }
 }

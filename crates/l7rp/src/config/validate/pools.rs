@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::files::Pem;
+use super::files::Mention;
 use super::{Check, Complaint, Unique, headers, health, net, words};
 use crate::config::file::{
     Algorithm as Written, File, KeyPath, PoolSection, Protocol, SelectorSection, UpstreamSection,
@@ -206,9 +206,10 @@ fn host_header(check: &mut Check<'_>, written: Option<&str>, at: &KeyPath) -> Ho
 
 fn upstream_tls(check: &mut Check<'_>, written: &UpstreamTlsSection, at: &KeyPath) -> UpstreamTls {
     let (cert_at, key_at) = (at.key("client_cert_file"), at.key("client_key_file"));
-    let cert = written.client_cert_file.as_ref();
-    let cert = cert.map(|file| check.pem(file, Pem::Certificate, &cert_at));
-    let key = written.client_key_file.as_ref().map(|file| check.pem(file, Pem::Key, &key_at));
+    let (cert, key, _) = check.pair(
+        &Mention { file: written.client_cert_file.as_deref(), at: &cert_at },
+        &Mention { file: written.client_key_file.as_deref(), at: &key_at },
+    );
     if cert.is_some() && key.is_none() && !check.doubtful_key(at, "client_key_file") {
         check.wrong(&cert_at, "`client_cert_file` needs `client_key_file`");
     }
@@ -220,8 +221,7 @@ fn upstream_tls(check: &mut Check<'_>, written: &UpstreamTlsSection, at: &KeyPat
         check.warn(&at.key("insecure_skip_verify"), message);
     }
     let ca_at = at.key("ca_file");
-    let ca_file: Option<PathBuf> =
-        written.ca_file.as_ref().map(|file| check.pem(file, Pem::Certificate, &ca_at));
+    let ca_file: Option<PathBuf> = written.ca_file.as_ref().map(|file| check.ca(file, &ca_at));
     if let Some(name) = &written.server_name {
         check.or_complain(net::tls_name(name, false), &at.key("server_name"));
     }
