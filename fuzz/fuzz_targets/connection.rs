@@ -17,10 +17,11 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use l7rp::config::{Files, Source, parse};
+use l7rp::http2::PREFACE;
 use l7rp::live::Process;
 use l7rp::observe::event::{Events, Level};
 use l7rp::observe::log::Log;
-use l7rp::running::{Running, start};
+use l7rp::running::start;
 use libfuzzer_sys::{Corpus, fuzz_target};
 
 use input::Input;
@@ -31,7 +32,7 @@ use upstream::{Seen, Upstream};
 const PATIENCE: Duration = Duration::from_secs(5);
 
 struct Scene {
-    running: Running,
+    process: Arc<Process>,
     upstream: Upstream,
     proxy: SocketAddr,
 }
@@ -42,7 +43,12 @@ const MAX_REQUESTS: usize = 20;
 fuzz_target!(|data: &[u8]| -> Corpus {
     static SCENE: OnceLock<Scene> = OnceLock::new();
     let Some(input) = Input::read(data) else { return Corpus::Reject };
-    let sent = strict::count(&input.client.octets());
+    let octets = input.client.octets();
+    // What follows that is of another protocol, which is not counted here.
+    if octets.windows(PREFACE.len()).any(|part| part == PREFACE) {
+        return Corpus::Reject;
+    }
+    let sent = strict::count(&octets);
     if sent.begun > MAX_REQUESTS {
         return Corpus::Reject;
     }
@@ -53,7 +59,7 @@ fuzz_target!(|data: &[u8]| -> Corpus {
     scene.quiet();
     let seen = scene.upstream.end(PATIENCE);
     judge(&sent, &seen);
-    let panics = scene.running.process().panics.all();
+    let panics = scene.process.panics.all();
     assert!(panics.is_empty(), "{panics:?}");
     Corpus::Keep
 });
@@ -78,9 +84,13 @@ impl Scene {
         let events = Arc::new(Events::new(log, Level::Error));
         let mut plan = loaded.plan;
         plan.admin = None;
-        let running = start(plan, events).expect("it starts");
-        let proxy = running.listeners()[0].1.parse().expect("an address");
-        Self { running, upstream, proxy }
+        let running = start(plan, &events, 1024, &mut Vec::new(), None).expect("it starts");
+        let address = running.listeners().next().map(|(_, address)| address);
+        let proxy = address.and_then(|a| a.parse().ok()).expect("an address");
+        let process = running.process().clone();
+        // It runs to the end of the process.
+        std::mem::forget(running);
+        Self { process, upstream, proxy }
     }
 
     /// Sends what the client sends, then reads to the end.
@@ -112,7 +122,7 @@ impl Scene {
     fn quiet(&self) {
         let until = Instant::now() + PATIENCE;
         loop {
-            let held = held(self.running.process());
+            let held = held(&self.process);
             if held == [0; 5] {
                 return;
             }
@@ -130,7 +140,7 @@ fn held(process: &Process) -> [u32; 5] {
         process.slots.used(),
         listener.slots.used(),
         listener.connections.used(),
-        pool.slots.used(),
+        pool.lineage.slots.used(),
         pool.upstreams[0].seat.in_flight(),
     ]
 }
