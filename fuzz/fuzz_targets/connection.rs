@@ -13,7 +13,7 @@ mod upstream;
 use std::io::Read;
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use l7rp::config::{Files, Source, parse};
@@ -21,7 +21,7 @@ use l7rp::http2::PREFACE;
 use l7rp::live::Process;
 use l7rp::observe::event::{Events, Level};
 use l7rp::observe::log::Log;
-use l7rp::running::start;
+use l7rp::running::{Running, start};
 use libfuzzer_sys::{Corpus, fuzz_target};
 
 use input::Input;
@@ -33,6 +33,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 struct Scene {
     process: Arc<Process>,
+    /// Until the end; only one thread may change it.
+    _running: Mutex<Running>,
     upstream: Upstream,
     proxy: SocketAddr,
 }
@@ -88,9 +90,7 @@ impl Scene {
         let address = running.listeners().next().map(|(_, address)| address);
         let proxy = address.and_then(|a| a.parse().ok()).expect("an address");
         let process = running.process().clone();
-        // It runs to the end of the process.
-        std::mem::forget(running);
-        Self { process, upstream, proxy }
+        Self { process, _running: Mutex::new(running), upstream, proxy }
     }
 
     /// Sends what the client sends, then reads to the end.
