@@ -193,8 +193,9 @@ fn an_upstream_that_closes_between_requests_is_not_noticed() {
     });
     let proxy = to(&[&url]).one_worker().start();
     let mut client = proxy.client();
+    // One that may be repeated: the end may come at the same moment as the request.
     for n in 0..20 {
-        let answer = client.ask(post(&format!("/{n}"), "body"));
+        let answer = client.get(&format!("/{n}"));
         assert_eq!(answer.status(), 200, "{n}: {answer:?}");
     }
     assert_counts(&proxy, "proxy_requests_total", &[("status", "200")], 20.0);
