@@ -20,8 +20,8 @@ use crate::observe::stats::{Transitions, UpstreamStats};
 use crate::sync::lock;
 use crate::tls::Originator;
 
-/// An upstream. It lives for as long as its pool has its URL and judges it by the same rules,
-/// whatever else a reload changes.
+/// An upstream. It lives for as long as its pool has its URL, speaks to it in the same way and
+/// judges it by the same rules, whatever else a reload changes.
 #[derive(Debug)]
 pub struct Upstream {
     /// As configured; what identifies it in its pool.
@@ -119,8 +119,9 @@ impl Upstream {
         }
     }
 
-    /// The same upstream judged by other rules: it keeps load, latency, counts, addresses and
-    /// standing, and its breaker goes on from where it is when it takes over.
+    /// The same upstream, spoken to in another way or judged by other rules: it keeps load,
+    /// latency, counts, addresses and standing, and its breaker goes on from where it is when it
+    /// takes over. It has connections of its own.
     pub(super) fn under_other_rules(
         self: &Arc<Self>,
         pool: &plan::Pool,
@@ -261,9 +262,11 @@ fn speaks(protocol: UpstreamProtocol, scheme: Scheme) -> Speaks {
     }
 }
 
-/// Whether two plans of a pool judge their upstreams by the same rules.
+/// Whether two plans of a pool judge their upstreams by the same rules, and speak to them in the
+/// same way: connections that were made in another are of no use.
 pub(super) fn same_rules(a: &plan::Pool, b: &plan::Pool) -> bool {
-    a.breaker == b.breaker && a.passive == b.passive
+    let judged = a.breaker == b.breaker && a.passive == b.passive;
+    judged && a.protocol == b.protocol && a.tls == b.tls
 }
 
 /// Whether two upstreams are the same, however their URLs are written.

@@ -39,6 +39,7 @@ fn changes(origin: &Origin) -> Vec<String> {
         with("", ", keepalive: { max_idle: 3 }", ""),
         with(", max_in_flight: 9", ", max_in_flight: 9", ""),
         with("", ", connect_timeout: 2s", ""),
+        with("", ", protocol: http1", ""),
         with("", ", retry_budget: { ratio: 0.5, min_per_second: 1 }", ""),
         other_rules("consecutive_failures: 9"),
         other_rules("failure_ratio: 0.9, min_observations: 50"),

@@ -13,7 +13,7 @@ use rustls::sign::CertifiedKey;
 
 use crate::setup::{Setup, assert_counts, assert_failed, get, over, post, start};
 use crate::tls_kit::{Ca, Pair, provider, upstream};
-use crate::tries::assert_at_rest;
+use crate::tries::{NEVER_OPENS, assert_at_rest};
 use crate::upgrade::{OFFER, echo, echoes};
 
 /// Where all upstreams of tests are.
@@ -306,6 +306,29 @@ fn the_handshake_tells_which_protocol_is_spoken() {
     // One that does not offer what is demanded.
     let proxy = with(&one.url(), "protocol: http2");
     assert_failed(&proxy, &proxy.get("/"), 502, "tls_protocol_error", "tls_protocol");
+}
+
+#[test]
+fn whom_a_new_file_does_not_believe_is_not_used_any_more() {
+    let ca = Ca::new("ca");
+    let pair = ca.issue("up", &[HERE]);
+    let (address, requests) = of_h2(ca.server(&pair, false, &["h2"]));
+    let one = good(&ca, "one");
+    for url in [format!("https://{address}"), one.url()] {
+        let named = |name: &str| {
+            let keys = format!(", server_name: {name}");
+            let setup = over(&[]).upstream(&url, "weight: 1").pool(NEVER_OPENS);
+            setup.pool(&trusting(&ca, &keys)).one_worker()
+        };
+        let proxy = named(HERE).start();
+        assert_eq!(proxy.get("/").status(), 200);
+        proxy.reload(&named("other.test").yaml());
+        let before = (requests.load(SeqCst), one.requests());
+        assert_failed(&proxy, &proxy.get("/"), 502, "tls_certificate_error", "tls_certificate");
+        assert_eq!((requests.load(SeqCst), one.requests()), before);
+        proxy.reload(&named(HERE).yaml());
+        assert_eq!(proxy.get("/").status(), 200);
+    }
 }
 
 #[test]
