@@ -363,8 +363,9 @@ pub(super) async fn open(
 ) -> Result<(Connection, bool), Failure> {
     let worker = x.worker;
     let now = worker.process.clock.now();
+    let keep_for = pool.plan.keepalive.idle_timeout;
     if may_reuse {
-        if let Some(stream) = worker.h2.take(upstream, now) {
+        if let Some(stream) = worker.h2.take(upstream, now, keep_for) {
             return Ok((Connection::shared(stream, upstream, worker.index), true));
         }
         let only_fresh = !x.incoming.head.method.is_idempotent();
@@ -387,7 +388,7 @@ pub(super) async fn open(
             if !is_http2 {
                 return Ok((connection, false));
             }
-            let stream = worker.h2.open(connection, now).await.map_err(|e| {
+            let stream = worker.h2.open(connection, now, keep_for).await.map_err(|e| {
                 report(x, pool, upstream, Failure::UpstreamClosed, &e.to_string());
                 Failure::UpstreamClosed
             })?;

@@ -38,8 +38,6 @@ const MAX_FIELDS: u32 = 64 << 10;
 const PING_EVERY: Duration = Duration::from_secs(10);
 /// And is given up when it has not answered for so long.
 const PONG_WITHIN: Duration = Duration::from_secs(10);
-/// A connection without requests is closed after this.
-const KEEP: Duration = Duration::from_mins(1);
 /// Bounds of a request head; the exchange has kept to the listener's.
 const MAX_HEAD: Limits = Limits { max_head: 1 << 20, max_fields: 1 << 10, max_target: 1 << 20 };
 
@@ -56,8 +54,9 @@ struct Shared {
     /// Counts it among the upstream's; its stream is elsewhere.
     counted: Connection,
     requests: Rc<Cell<usize>>,
-    /// When it was last seen with a request.
+    /// When it was last seen with a request, and for how long it is kept from then on.
     idle_since: Cell<Nanos>,
+    keep_for: Cell<Duration>,
     closed: Rc<Cell<bool>>,
     had_requests: Cell<bool>,
     address_generation: u32,
@@ -97,8 +96,9 @@ impl Drop for Shared {
 }
 
 impl Multiplexed {
-    /// A request's way on a connection that is there and has room.
-    pub fn take(&self, upstream: &Upstream, now: Nanos) -> Option<Stream> {
+    /// A request's way on a connection that is there and has room. `keep_for`: how long it may
+    /// be idle after it.
+    pub fn take(&self, upstream: &Upstream, now: Nanos, keep_for: Duration) -> Option<Stream> {
         let open = self.open.borrow();
         let all = open.get(&upstream.id)?;
         let usable = all.iter().filter(|one| one.is_usable(upstream));
@@ -106,14 +106,20 @@ impl Multiplexed {
             one.requests.get() < MAX_STREAMS.min(one.send.current_max_send_streams())
         };
         let best = usable.filter(room).min_by_key(|one| one.requests.get())?;
-        Some(begin(best, now))
+        Some(begin(best, now, keep_for))
     }
 
-    /// Speaks HTTP/2 on a new connection, and gives a request's way on it.
+    /// Speaks HTTP/2 on a new connection, and gives a request's way on it. `keep_for`: how long it
+    /// may be idle after it.
     ///
     /// # Errors
     /// What the upstream has said instead.
-    pub async fn open(&self, mut connection: Connection, now: Nanos) -> Result<Stream, h2::Error> {
+    pub async fn open(
+        &self,
+        mut connection: Connection,
+        now: Nanos,
+        keep_for: Duration,
+    ) -> Result<Stream, h2::Error> {
         // Its place is taken by one that leads nowhere: the library has it from now on.
         let stream = std::mem::replace(&mut connection.stream, Stream::Pipe(Pipe::pair().0));
         let (send, mut driver) = h2::client::Builder::new()
@@ -130,6 +136,7 @@ impl Multiplexed {
             counted: connection,
             requests: Rc::default(),
             idle_since: Cell::new(now),
+            keep_for: Cell::new(keep_for),
             closed: Rc::default(),
             had_requests: Cell::default(),
             address_generation: upstream.address_generation(),
@@ -144,10 +151,10 @@ impl Multiplexed {
             closed.set(true);
         });
         self.open.borrow_mut().entry(upstream.id).or_default().push(shared.clone());
-        Ok(begin(&shared, now))
+        Ok(begin(&shared, now, keep_for))
     }
 
-    /// Forgets connections that are closed, of no use, or idle for longer than `keep_for` says.
+    /// Forgets connections that are closed, of no use, or idle for too long.
     pub fn sweep(&self, now: Nanos) {
         self.open.borrow_mut().retain(|_, all| {
             all.retain(|one| {
@@ -155,7 +162,7 @@ impl Multiplexed {
                 if one.requests.get() > 0 {
                     one.idle_since.set(now);
                 }
-                one.is_usable(upstream) && now.since(one.idle_since.get()) < KEEP
+                one.is_usable(upstream) && now.since(one.idle_since.get()) < one.keep_for.get()
             });
             !all.is_empty()
         });
@@ -202,12 +209,13 @@ async fn keep_alive(pings: Option<PingPong>, requests: &Cell<usize>) {
 }
 
 /// A request on a connection: the near end of a pipe, whose far end is looked after by a task.
-fn begin(shared: &Rc<Shared>, now: Nanos) -> Stream {
+fn begin(shared: &Rc<Shared>, now: Nanos, keep_for: Duration) -> Stream {
     let is_tls = shared.counted.upstream().is_tls;
     let scheme = if is_tls { Scheme::HTTPS } else { Scheme::HTTP };
     let (near, far) = Pipe::pair();
     shared.change(|requests| requests + 1);
     shared.idle_since.set(now);
+    shared.keep_for.set(keep_for);
     let place = Place(shared.clone());
     tokio::task::spawn_local(async move {
         let far = Far { pipe: far, send: place.0.send.clone(), scheme };
