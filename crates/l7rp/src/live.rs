@@ -111,11 +111,11 @@ impl Door {
 
     /// Another process has its sockets too, a successor or a service manager: what waits in them
     /// is its, once this process does not accept any more.
-    pub fn is_kept_by_another(&self) {
+    pub fn keep_for_another(&self) {
         self.kept.store(true, Ordering::Relaxed);
     }
 
-    /// Whether [`Door::is_kept_by_another`] was called.
+    /// Whether [`Door::keep_for_another`] was called.
     pub fn is_kept(&self) -> bool {
         self.kept.load(Ordering::Relaxed)
     }
@@ -285,12 +285,12 @@ impl Process {
         self.leaving.store(true, Ordering::Relaxed);
     }
 
-    /// Another process serves in the place of this one.
-    pub fn has_heir(&self) {
+    /// Another process serves in the place of this one from now on.
+    pub fn set_succeeded(&self) {
         self.succeeded.store(true, Ordering::Relaxed);
     }
 
-    /// Whether [`Process::has_heir`] was called.
+    /// Whether [`Process::set_succeeded`] was called.
     pub fn is_succeeded(&self) -> bool {
         self.succeeded.load(Ordering::Relaxed)
     }
@@ -311,7 +311,7 @@ impl Process {
         let can_answer =
             pools.peek().is_none() || pools.any(|pool| pool.has_eligible(self.clock.now()));
         let is_leaving = self.leaving.load(Ordering::Relaxed) || self.is_draining();
-        // With an heir, whoever still asks here asks about the service, which goes on.
+        // With a successor, whoever still asks here asks about the service, which goes on.
         can_answer && (!is_leaving || self.is_succeeded())
     }
 }

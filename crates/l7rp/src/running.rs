@@ -177,7 +177,7 @@ pub fn start(
     })?;
     let tls = Material::read(&plan, &resumption)?;
     let mut doors = Vec::new();
-    let (handles, admin) = open_all(&plan, given, count, &mut doors).inspect_err(|_| {
+    let (handles, mut admin) = open_all(&plan, given, count, &mut doors).inspect_err(|_| {
         for opened in &mut doors {
             given.extend(opened.forget());
         }
@@ -206,7 +206,6 @@ pub fn start(
         spare: Vec::new(),
         admin: None,
     };
-    let mut admin = admin;
     if ready.is_none() {
         running.admin = admin.take().map(|socket| running.serve_admin(socket));
     }
@@ -218,7 +217,9 @@ pub fn start(
         return Err(e);
     }
     // Not before: it would say of the service that it is not ready, while another process is.
-    running.admin = admin.map(|socket| running.serve_admin(socket)).or(running.admin);
+    if let Some(socket) = admin {
+        running.admin = Some(running.serve_admin(socket));
+    }
     // What a service manager has passed, and nothing uses yet.
     running.spare.extend(given.extract_if(.., |given| given.kept));
     for (opened, handles) in running.doors.iter().zip(handles) {
@@ -398,11 +399,11 @@ impl Running {
 
     /// Another process has `taken` sockets and accepts on them: this one leaves that to it.
     pub fn hand_over(&mut self, taken: &[String]) {
-        self.process.has_heir();
+        self.process.set_succeeded();
         let is_taken = |name, bind: &Bind| taken.contains(&label(name, &bind.to_string()));
         for opened in &self.doors {
             if is_taken(&opened.name, &opened.bind) {
-                opened.door.is_kept_by_another();
+                opened.door.keep_for_another();
             }
         }
         if let Some(admin) = self.admin.take_if(|admin| is_taken(ADMIN, &admin.bind)) {

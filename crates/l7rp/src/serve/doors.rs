@@ -95,7 +95,7 @@ impl Opened {
         let sockets = match given {
             Some((sockets, kept)) => {
                 if kept {
-                    door.is_kept_by_another();
+                    door.keep_for_another();
                 }
                 sockets
             }
