@@ -28,7 +28,7 @@ pub use gate::Gate;
 pub use message::Message;
 pub use metrics::Metrics;
 pub use origin::{Call, Origin, Seen, Then};
-pub use proxy::Proxy;
+pub use proxy::{Proxy, complete};
 pub use reload::own_address;
 pub use rustix::process::Signal;
 pub use serde_json::Value;

@@ -344,7 +344,8 @@ impl Drop for Proxy {
     }
 }
 
-pub(crate) fn complete(yaml: &str, directory: &Path) -> String {
+/// `yaml` with its directory for `{dir}`, and with admin endpoints if it has none.
+pub fn complete(yaml: &str, directory: &Path) -> String {
     let mut text = yaml.replace("{dir}", &directory.to_string_lossy());
     if !text.lines().any(|line| line.starts_with("admin:")) {
         text.push_str("\nadmin: { bind: \"127.0.0.1:0\" }\n");

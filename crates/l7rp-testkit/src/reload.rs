@@ -42,14 +42,20 @@ impl Proxy {
             .unwrap_or_else(|| panic!("it does not say what became of the reload"))
     }
 
+    /// Has it read this file, as [`Proxy::hang_up`]; what that has come to.
+    #[track_caller]
+    pub fn try_reload(&self, yaml: &str) -> Value {
+        self.rewrite_yaml(yaml);
+        self.hang_up()
+    }
+
     /// Puts this file in force; the event that says so.
     ///
     /// # Panics
     /// The file is refused.
     #[track_caller]
     pub fn reload(&self, yaml: &str) -> Value {
-        self.rewrite_yaml(yaml);
-        let event = self.hang_up();
+        let event = self.try_reload(yaml);
         assert_eq!(event["event"], "config_reloaded", "{event}\n{yaml}");
         event
     }

@@ -10,9 +10,7 @@ use std::time::{Duration, Instant};
 
 use l7rp_testkit::{Client, Gate, Origin, Proxy, SOON, Signal, eventually, let_pass, reply};
 
-use crate::reloading::{
-    ANY, free_port, in_halves, listening, reload, reload_ok, second_is_answered, unix,
-};
+use crate::reloading::{ANY, free_port, in_halves, listening, second_is_answered, unix};
 use crate::setup::{PROGRAM, get};
 
 #[test]
@@ -24,7 +22,7 @@ fn a_refused_reload_leaves_no_unix_socket_behind() {
     let proxy = Proxy::start(PROGRAM, &listening(&origin, &[web]));
     let path = proxy.directory().join("new.sock");
     let new = [web, ("local", &unix(&path)), ("busy", &busy)];
-    let event = reload(&proxy, &listening(&origin, &new));
+    let event = proxy.try_reload(&listening(&origin, &new));
     assert_eq!(event["event"], "config_rejected");
     assert!(!path.exists(), "it has left {}", path.display());
 }
@@ -37,7 +35,7 @@ fn an_address_of_another_process_is_refused_even_if_an_own_one_has_the_same_port
     let web = ("web", own.as_str());
     let first = Proxy::start(PROGRAM, &listening(&one, &[web]));
     let second = Proxy::start(PROGRAM, &listening(&two, &[("web", &others)]));
-    let event = reload(&first, &listening(&one, &[web, ("more", &others)]));
+    let event = first.try_reload(&listening(&one, &[web, ("more", &others)]));
     let answers: Vec<_> = (0..20).map(|_| second.get("/").text()).collect();
     let stolen = answers.iter().filter(|a| *a == "one").count();
     assert_eq!(stolen, 0, "of 20 requests to another process; {event}");
@@ -51,7 +49,7 @@ fn a_live_datagram_socket_is_not_removed_for_a_listener() {
     let proxy = Proxy::start(PROGRAM, &listening(&origin, &[web]));
     let path = proxy.directory().join("log.sock");
     let _owner = UnixDatagram::bind(&path).expect("nobody has it");
-    let event = reload(&proxy, &listening(&origin, &[web, ("local", &unix(&path))]));
+    let event = proxy.try_reload(&listening(&origin, &[web, ("local", &unix(&path))]));
     let sender = UnixDatagram::unbound().expect("a socket");
     assert!(sender.send_to(b"x", &path).is_ok(), "its owner gets nothing any more: {event}");
 }
@@ -65,7 +63,7 @@ fn an_admin_socket_that_goes_leaves_no_file() {
     };
     let mut proxy = Proxy::start(PROGRAM, &yaml("one"));
     let is_there = |proxy: &Proxy, name: &str| proxy.directory().join(name).exists();
-    reload_ok(&proxy, &yaml("two"));
+    proxy.reload(&yaml("two"));
     let moved = is_there(&proxy, "one.sock");
     proxy.signal(Signal::TERM);
     assert_eq!(proxy.wait_exit(SOON), 0);
@@ -80,7 +78,7 @@ fn what_a_reload_takes_can_be_started() {
     let (one, all) = (format!("127.0.0.1:{port}"), format!("0.0.0.0:{port}"));
     let both = listening(&origin, &[("one", &one), ("all", &all)]);
     let mut proxy = Proxy::start(PROGRAM, &listening(&origin, &[("one", &one)]));
-    reload_ok(&proxy, &both);
+    proxy.reload(&both);
     proxy.signal(Signal::TERM);
     assert_eq!(proxy.wait_exit(SOON), 0);
     drop(Proxy::start(PROGRAM, &both));
@@ -126,7 +124,7 @@ fn an_address_that_widens_delays_no_connection() {
     let all = Arc::new(Connecting::default());
     let threads: Vec<_> = (0..4).map(|_| all.start(port)).collect();
     all.go_on(200);
-    reload_ok(&proxy, &yaml("0.0.0.0"));
+    proxy.reload(&yaml("0.0.0.0"));
     all.go_on(200);
     all.stop.store(true, SeqCst);
     for thread in threads {
@@ -145,7 +143,7 @@ fn a_pipelined_request_at_a_listener_that_goes_is_answered() {
     let stays = ("stays", ANY);
     let proxy = Proxy::start(PROGRAM, &listening(&origin, &[stays, ("goes", ANY)]));
     second_is_answered(proxy.listener("goes"), &gate, || {
-        reload_ok(&proxy, &listening(&origin, &[stays]));
+        proxy.reload(&listening(&origin, &[stays]));
     });
 }
 
@@ -167,7 +165,7 @@ fn max_connections_holds_when_a_listener_is_renamed() {
         assert_eq!(proxy.get("/").status(), 503, "a third connection at max_connections: 2");
     };
     is_full();
-    reload_ok(&proxy, &yaml("new"));
+    proxy.reload(&yaml("new"));
     is_full();
 }
 
@@ -180,7 +178,7 @@ fn connections_of_a_listener_that_goes_are_not_called_kept() {
     for client in &mut clients {
         assert_eq!(client.get("/").status(), 200);
     }
-    let event = reload_ok(&proxy, &listening(&origin, &[stays]));
+    let event = proxy.reload(&listening(&origin, &[stays]));
     let shown = proxy.metrics().sum("proxy_connections_leaving", &[]);
     for client in &mut clients {
         assert_eq!(client.get("/").get("connection"), Some("close"));
@@ -242,13 +240,13 @@ fn a_kept_connection_is_never_served_by_the_routes_of_another_listener() {
         let all = Arc::new(Asking::default());
         let clients: Vec<_> = (0..6).map(|_| all.start(public)).collect();
         eventually(SOON, || all.answers.load(SeqCst) >= 60);
-        reload_ok(&proxy, &without);
+        proxy.reload(&without);
         all.stop.store(true, SeqCst);
         for client in clients {
             client.join().expect("it ends");
         }
         leaked += all.secrets.load(SeqCst);
-        reload_ok(&proxy, &with_public);
+        proxy.reload(&with_public);
     }
     assert_eq!(leaked, 0, "answers of the internal listener at the public one");
 }

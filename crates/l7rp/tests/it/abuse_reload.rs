@@ -11,7 +11,7 @@ use std::time::Duration;
 use l7rp_testkit::{Origin, Proxy, SOON, Signal, eventually, reply, within};
 use socket2::{Domain, SockAddr, Socket, Type};
 
-use crate::reloading::{ANY, File, free_port, listening, reload, reloads, unix, watching, write};
+use crate::reloading::{ANY, File, free_port, listening, unix, watching};
 use crate::setup::{PROGRAM, over};
 
 /// As Linux has it on x86-64 and ARM.
@@ -30,7 +30,7 @@ fn being_read(proxy: &Proxy, pipe: &Path) -> Option<fs::File> {
     eventually(SOON, || {
         // Nobody can write to a pipe before somebody reads it.
         writer = OpenOptions::new().write(true).custom_flags(O_NONBLOCK).open(pipe).ok();
-        writer.is_some() || !reloads(proxy).is_empty()
+        writer.is_some() || !proxy.outcomes().is_empty()
     });
     writer
 }
@@ -66,7 +66,7 @@ fn a_watched_file_that_is_huge_is_not_read_into_memory() {
     // The watch has looked at it, and the reload has, when that is refused.
     within(Duration::from_secs(6), || {
         most = most.max(proxy.resident());
-        (most > before + (512 << 20) || !reloads(&proxy).is_empty()).then_some(())
+        (most > before + (512 << 20) || !proxy.outcomes().is_empty()).then_some(())
     });
     assert!(most < before + (256 << 20), "{} MiB", most >> 20);
 }
@@ -96,10 +96,10 @@ fn a_stuck_owner_of_a_unix_socket_does_not_hold_a_reload_and_the_signals() {
     let mut proxy = Proxy::start(PROGRAM, &listening(&origin, &[web]));
     let path = proxy.directory().join("stuck.sock");
     let _owner = stuck(&path);
-    write(&proxy, &listening(&origin, &[web, ("local", &unix(&path))]));
+    proxy.rewrite_yaml(&listening(&origin, &[web, ("local", &unix(&path))]));
     proxy.signal(Signal::HUP);
     // It is refused, or is stuck too.
-    within(Duration::from_millis(300), || reloads(&proxy).pop());
+    within(Duration::from_millis(300), || proxy.outcomes().pop());
     proxy.signal(Signal::TERM);
     assert_eq!(proxy.wait_exit(Duration::from_secs(5)), 0);
 }
@@ -111,7 +111,7 @@ fn a_bind_failure_is_told_with_file_and_line() {
     let busy = taken.local_addr().expect("an address").to_string();
     let web = ("web", ANY);
     let proxy = Proxy::start(PROGRAM, &listening(&origin, &[web]));
-    let event = reload(&proxy, &listening(&origin, &[web, ("busy", &busy)]));
+    let event = proxy.try_reload(&listening(&origin, &[web, ("busy", &busy)]));
     let why = event["errors"][0].as_str().expect("an error");
     assert!(why.contains("config.yaml:1"), "{event}");
 }
@@ -126,7 +126,7 @@ fn a_lack_of_descriptors_is_called_so_by_a_reload() {
     let before = proxy.descriptors();
     for more in 1..8 {
         proxy.limit_descriptors(before + more);
-        let event = reload(&proxy, &yaml);
+        let event = proxy.try_reload(&yaml);
         if event["event"] == "config_reloaded" {
             return;
         }
@@ -144,7 +144,7 @@ fn a_refusal_with_very_many_errors_is_told() {
     for n in 0..60_000 {
         let _ = writeln!(yaml, "{long}{n}: 1");
     }
-    write(&proxy, &yaml);
+    proxy.rewrite_yaml(&yaml);
     proxy.signal(Signal::HUP);
     let rejected = [("outcome", "rejected")];
     eventually(SOON * 3, || proxy.metrics().sum("proxy_config_reloads_total", &rejected) == 1.0);
@@ -162,8 +162,8 @@ fn a_change_that_is_watched_and_told_by_a_signal_is_taken_once() {
     file.write(&yaml(11));
     proxy.signal(Signal::HUP);
     // The watch looks once a second, and takes a change that is still there at the next look.
-    within(Duration::from_secs(3), || (reloads(&proxy).len() > 1).then_some(()));
-    assert_eq!(reloads(&proxy).len(), 1, "{:?}", reloads(&proxy));
+    within(Duration::from_secs(3), || (proxy.outcomes().len() > 1).then_some(()));
+    assert_eq!(proxy.outcomes().len(), 1, "{:?}", proxy.outcomes());
 }
 
 #[test]
@@ -175,7 +175,7 @@ fn other_signals_do_not_keep_the_watch_from_looking_at_files() {
     fs::write(file.path(), "nonsense").expect("written");
     let looked = (0..10).find_map(|_| {
         proxy.signal(Signal::USR2);
-        within(Duration::from_millis(700), || reloads(&proxy).pop())
+        within(Duration::from_millis(700), || proxy.outcomes().pop())
     });
     assert!(looked.is_some(), "not looked at for 7 s");
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use l7rp_testkit::{Gate, Origin, SOON, Signal, eventually, let_pass, reply, within};
 
-use crate::reloading::{free_port, reload_ok, reloads, write};
+use crate::reloading::free_port;
 use crate::setup::{assert_counts, get, over, start};
 use crate::verdict::{OPEN, becomes, judged};
 
@@ -34,14 +34,14 @@ fn stays_open_while_a_reload_waits() -> Option<bool> {
         cold.url()
     );
     let new = over(&[&origin]).pool(&opens_at_three(2)).yaml();
-    write(&proxy, &new.replace("routes:", &format!("{pool}\nroutes:")));
+    proxy.rewrite_yaml(&new.replace("routes:", &format!("{pool}\nroutes:")));
     proxy.signal(Signal::HUP);
     eventually(SOON, || cold.requests() > 0);
     for _ in 0..3 {
         assert_eq!(proxy.get("/500").status(), 500);
     }
     proxy.wait_for_event("circuit_breaker_changed", |e| e["to"] == "open", SOON);
-    if !reloads(&proxy).is_empty() {
+    if !proxy.outcomes().is_empty() {
         return None;
     }
     proxy.wait_for_event("config_reloaded", |_| true, SOON);
@@ -71,7 +71,7 @@ fn a_failure_in_progress_while_breaker_rules_change_counts() {
         client.send(get("a.test", "/500", ""));
     }
     eventually(SOON, || origin.requests() == 6);
-    reload_ok(&proxy, &pool(2));
+    proxy.reload(&pool(2));
     gate.open();
     for client in &mut clients {
         assert_eq!(client.response().status(), 500);
@@ -97,7 +97,7 @@ fn what_a_breaker_has_counted_outlives_a_change_of_a_timeout() {
         assert_eq!(proxy.get("/500").status(), 500);
     }
     judged(&proxy, 9);
-    reload_ok(&proxy, &pool(21));
+    proxy.reload(&pool(21));
     // 11 failures of 11, and min_observations is 10.
     for _ in 0..2 {
         proxy.get("/500");
@@ -116,7 +116,7 @@ fn keeps_its_breaker(rewrite: impl FnOnce(&str, &Origin) -> String) {
     eventually(SOON, || proxy.get("/200").status() == 503);
     let new = rewrite(&yaml, &origin);
     assert_ne!(new, yaml);
-    reload_ok(&proxy, &new);
+    proxy.reload(&new);
     assert_eq!(proxy.get("/200").status(), 503, "the same machine, open for 30 s");
 }
 
@@ -143,7 +143,7 @@ fn a_mended_health_check_is_asked_at_once() {
     let proxy = start(&pool("/404"));
     eventually(SOON, || origin.requests() >= 1);
     assert_eq!(proxy.get("/200").status(), 503);
-    reload_ok(&proxy, &pool("/200"));
+    proxy.reload(&pool("/200"));
     let well = within(Duration::from_secs(4), || {
         (proxy.ask_admin("/readyz").status() == 204).then_some(())
     });
@@ -168,9 +168,9 @@ fn a_reload_while_a_new_upstream_is_being_judged_does_not_stop_that() {
     };
     let proxy = start(&yaml(&[&good], 1));
     eventually(SOON, || proxy.get("/").status() == 200);
-    reload_ok(&proxy, &yaml(&[&good, &slow], 1));
+    proxy.reload(&yaml(&[&good, &slow], 1));
     eventually(SOON, || slow.requests() >= 1);
-    reload_ok(&proxy, &yaml(&[&good, &slow], 2));
+    proxy.reload(&yaml(&[&good, &slow], 2));
     let used = within(Duration::from_secs(6), || (proxy.get("/").text() == "new").then_some(()));
     assert!(used.is_some(), "it is well, and is not probed again before a whole interval is over");
 }
@@ -186,7 +186,7 @@ fn idle_connections_that_a_reload_has_closed_are_not_counted_as_idle() {
     proxy.get("/");
     let idle = [("state", "idle")];
     assert_counts(&proxy, "proxy_upstream_connections", &idle, 1.0);
-    reload_ok(&proxy, &pool(2));
+    proxy.reload(&pool(2));
     eventually(SOON, || origin.open() == 0);
     assert_counts(&proxy, "proxy_upstream_connections", &idle, 0.0);
 }
@@ -228,7 +228,7 @@ fn many_reloads_of_every_kind_leave_nothing_behind() {
     let threads = || fs::read_dir(format!("/proc/{}/task", proxy.pid())).map_or(0, Iterator::count);
     let after = |numbers: RangeInclusive<usize>| {
         for n in numbers {
-            reload_ok(&proxy, &varied(n, &origin, ports));
+            proxy.reload(&varied(n, &origin, ports));
             let _ = proxy.client().send(get("a.test", "/200", "")).try_response();
         }
         proxy.descriptors()

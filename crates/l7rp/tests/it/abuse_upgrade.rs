@@ -13,9 +13,7 @@ use l7rp_testkit::{
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Pid, kill_process};
 
-use crate::reloading::{
-    ANY, File, free_port, in_halves, listening, reload_after, second_is_answered, unix, write,
-};
+use crate::reloading::{ANY, File, free_port, in_halves, listening, second_is_answered, unix};
 use crate::setup::{PROGRAM, get, over, start};
 
 /// Ends, when dropped, the processes that were started to take over.
@@ -145,7 +143,7 @@ fn what_a_reload_takes_can_be_upgraded_to() {
     let (one, all) = (format!("127.0.0.1:{port}"), format!("0.0.0.0:{port}"));
     let proxy = start(&listening(&origin, &[("one", &one)]));
     let _heirs = Heirs(&proxy);
-    write(&proxy, &listening(&origin, &[("one", &one), ("all", &all)]));
+    proxy.rewrite_yaml(&listening(&origin, &[("one", &one), ("all", &all)]));
     proxy.signal(Signal::USR2);
     let done = outcome(&proxy);
     assert_eq!(done["event"], "upgrade_complete", "{done}");
@@ -159,7 +157,7 @@ fn upgrades_that_fail_leave_nothing_behind() {
     let web = ("web", ANY);
     let proxy = start(&listening(&origin, &[web]));
     let path = proxy.directory().join("new.sock");
-    write(&proxy, &listening(&origin, &[web, ("local", &unix(&path)), ("busy", &busy)]));
+    proxy.rewrite_yaml(&listening(&origin, &[web, ("local", &unix(&path)), ("busy", &busy)]));
     let upgrade = |n: usize| {
         proxy.signal(Signal::USR2);
         eventually(SOON, || proxy.events("upgrade_failed").len() == n);
@@ -231,7 +229,8 @@ fn a_listener_of_a_service_manager_can_go_and_come_back() {
     let proxy = activated(&[manager.as_fd()], "LISTEN_FDNAMES=web", &file);
     assert_eq!(Client::connect(address).get("/").text(), "x");
     for yaml in [listening(&origin, &[other]), both] {
-        let event = reload_after(&proxy, || file.write(&yaml));
+        file.write(&yaml);
+        let event = proxy.hang_up();
         assert_eq!(event["event"], "config_reloaded", "{event}");
     }
 }

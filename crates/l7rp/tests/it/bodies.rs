@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::thread;
 use std::time::Duration;
 
-use l7rp_testkit::{Call, Gate, Origin, SOON, Then, eventually, reply, within};
+use l7rp_testkit::{Call, Gate, Origin, SOON, Then, eventually, reply};
 
-use crate::setup::{get, in_flight, over, post};
+use crate::setup::{get, in_flight, over, post, settled};
 
 const LONG: usize = 16 << 20;
 
@@ -378,19 +378,6 @@ fn an_upstream_that_does_not_read_stops_the_client() {
     let expected = format!("{} {:x}", 64 << 20, sum(&vec![b'x'; 64 << 20]));
     assert_eq!(client.response().text(), expected);
     sending.join().expect("the sender ends");
-}
-
-/// The count once it has not changed for a while.
-fn settled(count: &AtomicUsize) -> usize {
-    let mut last = (0, std::time::Instant::now());
-    within(SOON, || {
-        let now = count.load(SeqCst);
-        if now != last.0 || now == 0 {
-            last = (now, std::time::Instant::now());
-        }
-        (last.1.elapsed() > Duration::from_millis(400)).then_some(now)
-    })
-    .expect("it settles")
 }
 
 #[test]

@@ -2,18 +2,17 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use h2::Reason;
 use h2::client::Builder;
 use http::HeaderMap;
-use l7rp_testkit::{Gate, Origin, SOON, Then, eventually, reply, within};
+use l7rp_testkit::{Gate, Origin, SOON, Then, eventually, reply};
 
 use crate::http2_tools::{
     Conn, Raw, frame, get_frame, kind, meanwhile, request, upload, wait, whole,
 };
-use crate::setup::{assert_counts, in_flight, over, quiet};
+use crate::setup::{assert_counts, in_flight, over, quiet, settled};
 use crate::tries::{in_turn, retrying, say, says};
 
 const MIB: usize = 1 << 20;
@@ -253,19 +252,6 @@ fn a_reader_that_opens_no_window_holds_the_upstream_up() {
     });
     drop(body);
     eventually(SOON, || in_flight(&proxy) == 0.0);
-}
-
-/// Waits until `count` has not moved for a while.
-fn settled(count: &AtomicUsize) -> usize {
-    let mut last = (0, Instant::now());
-    within(SOON * 2, || {
-        let now = count.load(SeqCst);
-        if now != last.0 || now == 0 {
-            last = (now, Instant::now());
-        }
-        (last.1.elapsed() > Duration::from_millis(300)).then_some(now)
-    })
-    .expect("it settles")
 }
 
 #[test]

@@ -3,18 +3,19 @@
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use h2::Reason;
 use http::{HeaderMap, Response};
-use l7rp_testkit::{Message, SOON, eventually, within};
+use l7rp_testkit::{Message, SOON, eventually};
 
 use crate::http2_tools::{
     Conn, H2Origin, Incoming, content, echo, flag, frame, kind, raw_origin, request, say, taken,
     to, upload, wait, whole,
 };
-use crate::setup::{get, in_flight, post, quiet};
+use crate::setup::{get, in_flight, over, post, quiet, settled};
+use crate::tries::NEVER_OPENS;
 
 const MIB: usize = 1 << 20;
 
@@ -367,19 +368,6 @@ fn large_bodies_stay_whole_by_both_versions() {
     quiet(&proxy);
 }
 
-/// Waits until `count` has not moved for a while.
-fn settled(count: &AtomicUsize) -> usize {
-    let mut last = (0, Instant::now());
-    within(SOON * 2, || {
-        let now = count.load(SeqCst);
-        if now != last.0 || now == 0 {
-            last = (now, Instant::now());
-        }
-        (last.1.elapsed() > Duration::from_millis(300)).then_some(now)
-    })
-    .expect("it settles")
-}
-
 /// An upstream whose answer has no end; how much of it was taken.
 fn endless() -> (H2Origin, Arc<AtomicUsize>) {
     let sent = Arc::new(AtomicUsize::new(0));
@@ -430,4 +418,34 @@ fn an_upstream_that_does_not_speak_it_is_a_bad_one() {
         assert_eq!(answer.status(), 502, "{answer:?}");
     }
     quiet(&proxy);
+}
+
+#[test]
+fn another_protocol_takes_new_connections() {
+    let origin = H2Origin::start(echo);
+    let url = origin.url().replace("h2c:", "http:");
+    let with = |protocol: &str| {
+        let pool = format!("protocol: {protocol}");
+        over(&[]).upstream(&url, "weight: 1").pool(&pool).pool(NEVER_OPENS).one_worker()
+    };
+    let proxy = with("http1").start();
+    for _ in 0..2 {
+        assert_eq!(proxy.get("/").status(), 502);
+        proxy.reload(&with("http2").yaml());
+        is_ok(&proxy.get("/"), "");
+        // The connection that is there is for those who speak as before.
+        proxy.reload(&with("http1").yaml());
+    }
+    assert_eq!(origin.requests(), 2);
+}
+
+#[test]
+fn an_idle_connection_is_kept_for_as_long_as_the_pool_says() {
+    let origin = H2Origin::start(echo);
+    let keys = "keepalive: { max_idle: 1, idle_timeout: 100ms }";
+    let proxy = to(&[&origin.url()]).pool(keys).one_worker().start();
+    is_ok(&proxy.get("/"), "");
+    eventually(SOON, || origin.open() == 0);
+    is_ok(&proxy.get("/"), "");
+    assert_eq!(origin.accepted(), 2);
 }

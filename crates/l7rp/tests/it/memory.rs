@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use l7rp_testkit::{Client, Gate, Origin, Proxy, SOON, Then, eventually, let_pass, reply, within};
+use l7rp_testkit::{Client, Gate, Origin, Proxy, SOON, Then, eventually, let_pass, reply};
 
-use crate::setup::{assert_counts, get, in_flight};
+use crate::setup::{assert_counts, get, in_flight, settled};
 use crate::tries::{assert_at_rest, retrying};
 
 const MIB: usize = 1 << 20;
@@ -22,19 +22,6 @@ fn kernel_holds() -> usize {
         text.split_ascii_whitespace().last().and_then(|n| n.parse().ok()).expect("a number")
     };
     most("tcp_rmem") + most("tcp_wmem")
-}
-
-/// Waits until `count` has not moved for a while.
-fn settled(count: &AtomicUsize) -> usize {
-    let mut last = (0, Instant::now());
-    within(SOON * 2, || {
-        let now = count.load(SeqCst);
-        if now != last.0 || now == 0 {
-            last = (now, Instant::now());
-        }
-        (last.1.elapsed() > Duration::from_millis(500)).then_some(now)
-    })
-    .expect("it settles")
 }
 
 /// The most resident memory of all samples, and that at first.

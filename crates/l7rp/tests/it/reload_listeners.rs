@@ -266,8 +266,7 @@ fn reload_bind_conflict() {
         });
         let end = Over(&over);
         let (web, second) = (at("web", moved), at("second", taken));
-        proxy.rewrite_yaml(&file(&[&web, &second], &pools, &[ALL]));
-        let event = proxy.hang_up();
+        let event = proxy.try_reload(&file(&[&web, &second], &pools, &[ALL]));
         assert_eq!(event["event"], "config_rejected", "{event}");
         let error = event["errors"][0].as_str().expect("a reason");
         let id = format!("(pid {})", std::process::id());
@@ -295,8 +294,8 @@ fn a_refused_file_leaves_no_socket_behind() {
     let path = proxy.directory().join("new.sock");
     let local = at("local", format!("unix:{}", path.display()));
     let second = at("second", taken.local_addr().expect("an address"));
-    proxy.rewrite_yaml(&serving(&[WEB, &local, &second]));
-    assert_eq!(proxy.hang_up()["event"], "config_rejected");
+    let event = proxy.try_reload(&serving(&[WEB, &local, &second]));
+    assert_eq!(event["event"], "config_rejected");
     assert!(!path.exists(), "nobody listens there");
     drop(taken);
     assert_eq!(proxy.hang_up()["event"], "config_reloaded");
@@ -314,8 +313,7 @@ fn each_address_that_cannot_be_had_is_a_reason_of_its_own() {
         (at("local", format!("unix:{}", missing.display())), ["local", "none", "o such file"]),
     ];
     for (listener, words) in cases {
-        proxy.rewrite_yaml(&serving(&[&at("other", own_address()), &listener]));
-        let event = proxy.hang_up();
+        let event = proxy.try_reload(&serving(&[&at("other", own_address()), &listener]));
         assert_eq!(event["event"], "config_rejected", "{event}");
         let error = event["errors"][0].as_str().expect("a reason");
         assert!(words.iter().all(|word| error.contains(word)), "{error}");
@@ -335,8 +333,7 @@ fn the_admin_endpoints_move_too() {
     assert!(ask(new).contains("\nproxy_config_generation 2\n"));
     eventually(SOON, || refuses(old));
     let taken = TcpListener::bind(old).expect("it is free again");
-    proxy.rewrite_yaml(&with(old.to_string()));
-    let event = proxy.hang_up();
+    let event = proxy.try_reload(&with(old.to_string()));
     let error = event["errors"][0].as_str().expect("a reason");
     assert!(error.contains("admin") && error.contains(&old.to_string()), "{error}");
     assert!(ask(new).contains("\nproxy_config_generation 2\n"));

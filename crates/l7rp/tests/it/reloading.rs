@@ -1,12 +1,11 @@
-//! Configurations that change while the program runs: how they are written, and what is told of
-//! them.
+//! Configurations that change while the program runs.
 
 use std::fs;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU16, Ordering::SeqCst};
 
-use l7rp_testkit::{Client, Gate, Origin, Proxy, SOON, Signal, Then, Value, within};
+use l7rp_testkit::{Client, Gate, Origin, Proxy, Then, complete};
 
 use crate::setup::{PROGRAM, get};
 
@@ -28,7 +27,7 @@ impl File {
     }
 
     pub fn write(&self, yaml: &str) {
-        write_in(self.0.path(), yaml);
+        fs::write(self.path(), complete(yaml, self.0.path())).expect("written");
     }
 }
 
@@ -36,47 +35,6 @@ impl File {
 #[track_caller]
 pub fn watching(file: &File) -> Proxy {
     Proxy::start_with(PROGRAM, &["--watch", "--config", &file.path().to_string_lossy()])
-}
-
-/// Writes the file of a proxy anew.
-pub fn write(proxy: &Proxy, yaml: &str) {
-    write_in(&proxy.directory(), yaml);
-}
-
-fn write_in(directory: &Path, yaml: &str) {
-    let mut text = yaml.replace("{dir}", &directory.to_string_lossy());
-    if !text.lines().any(|line| line.starts_with("admin:")) {
-        text += "\nadmin: { bind: \"127.0.0.1:0\" }\n";
-    }
-    fs::write(directory.join("config.yaml"), text).expect("written");
-}
-
-/// What reloads have come to so far.
-pub fn reloads(proxy: &Proxy) -> Vec<Value> {
-    [proxy.events("config_reloaded"), proxy.events("config_rejected")].concat()
-}
-
-/// Asks for a reload after a change; what it has come to.
-#[track_caller]
-pub fn reload_after(proxy: &Proxy, change: impl FnOnce()) -> Value {
-    let before = reloads(proxy);
-    change();
-    proxy.signal(Signal::HUP);
-    within(SOON, || reloads(proxy).into_iter().find(|e| !before.contains(e))).expect("a reload")
-}
-
-/// Reloads with this file; what it has come to.
-#[track_caller]
-pub fn reload(proxy: &Proxy, yaml: &str) -> Value {
-    reload_after(proxy, || write(proxy, yaml))
-}
-
-/// Reloads with this file, which is taken.
-#[track_caller]
-pub fn reload_ok(proxy: &Proxy, yaml: &str) -> Value {
-    let event = reload(proxy, yaml);
-    assert_eq!(event["event"], "config_reloaded", "{event}");
-    event
 }
 
 /// A port that nobody has, at any address. The system gives it to nobody else meanwhile: it is

@@ -1,7 +1,8 @@
 //! Configurations, and what every answer of the proxy itself must have.
 
 use std::fmt::Write;
-use std::time::Duration;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::time::{Duration, Instant};
 
 use l7rp_testkit::{Client, Message, Origin, Proxy, SOON, within};
 
@@ -150,4 +151,18 @@ pub fn quiet(proxy: &Proxy) {
         (in_flight == 0.0 && tunnels == 0.0 && counted == logged as f64).then_some(())
     });
     assert!(is_quiet.is_some(), "{seen}");
+}
+
+/// The count once it has not changed for a while.
+#[track_caller]
+pub fn settled(count: &AtomicUsize) -> usize {
+    let mut last = (0, Instant::now());
+    within(SOON * 2, || {
+        let now = count.load(SeqCst);
+        if now != last.0 || now == 0 {
+            last = (now, Instant::now());
+        }
+        (last.1.elapsed() > Duration::from_millis(500)).then_some(now)
+    })
+    .expect("it settles")
 }

@@ -137,14 +137,20 @@ fn a_file_that_cannot_be_served_changes_nothing() {
     family.end();
 }
 
+/// Upgrades to a program that does nothing; its process.
+#[track_caller]
+fn starts_one_that_hangs(family: &mut Family) -> u32 {
+    family.replace_program(HANGING.0, 0o755);
+    family.signal(Signal::USR2);
+    let started = family.first.wait_for_event("upgrade_started", |_| true, SOON);
+    u32::try_from(started["pid"].as_u64().expect("a pid")).expect("a pid")
+}
+
 #[test]
 fn one_that_hangs_holds_nothing_up_and_a_second_signal_is_ignored() {
     let origin = Origin::start(reply::name("x"));
     let mut family = Family::start(&over(&[&origin]).yaml());
-    family.replace_program(HANGING.0, 0o755);
-    family.signal(Signal::USR2);
-    let started = family.first.wait_for_event("upgrade_started", |_| true, SOON);
-    let hanging = u32::try_from(started["pid"].as_u64().expect("a pid")).expect("a pid");
+    let hanging = starts_one_that_hangs(&mut family);
     family.signal(Signal::USR2);
     family.first.wait_for_event("upgrade_ignored", |_| true, SOON);
     family.signal(Signal::HUP);
@@ -164,10 +170,7 @@ fn one_that_hangs_holds_nothing_up_and_a_second_signal_is_ignored() {
 fn a_stop_during_an_upgrade_comes_first() {
     let origin = Origin::start(reply::name("x"));
     let mut family = Family::start(&over(&[&origin]).yaml());
-    family.replace_program(HANGING.0, 0o755);
-    family.signal(Signal::USR2);
-    let started = family.first.wait_for_event("upgrade_started", |_| true, SOON);
-    let hanging = u32::try_from(started["pid"].as_u64().expect("a pid")).expect("a pid");
+    let hanging = starts_one_that_hangs(&mut family);
     family.signal(Signal::TERM);
     family.first.wait_for_event("upgrade_failed", |e| e["why"].is_string(), SOON);
     assert_eq!(family.first.wait_end(SOON), 0);
