@@ -4,16 +4,19 @@
 use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use l7rp_testkit::{Client, Origin, Proxy, SOON, Then, eventually, let_pass, own_address, reply};
+use rustls::ClientConfig;
 
 use crate::reload::{Over, file, pool, tunnel};
 use crate::setup::{assert_counts, start};
+use crate::tls_kit::{HOST, Pair, Shaken, shake, tls};
+use crate::tls_reload::{Changing, changing};
 use crate::tries::assert_at_rest;
-use crate::upgrade::{echo, echoes};
+use crate::upgrade::{OFFER, echo, echoes};
 
 const RELOADS: usize = 200;
 /// After so many, a rest.
@@ -29,10 +32,15 @@ struct Stage {
     broken: Origin,
     stable: SocketAddr,
     moving: [SocketAddr; 2],
+    /// Where TLS is spoken, with what, and by whom.
+    secure: SocketAddr,
+    certificates: Changing,
+    believing: Arc<ClientConfig>,
 }
 
 impl Stage {
     fn new() -> Self {
+        let certificates = changing();
         Self {
             origins: ["a", "b", "c"].map(|name| Origin::start(reply::name(name))),
             echoing: Origin::start(echo),
@@ -46,12 +54,41 @@ impl Stage {
             broken: Origin::start(reply::raw_kept("HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n")),
             stable: own_address(),
             moving: [own_address(), own_address()],
+            secure: own_address(),
+            believing: Arc::new(certificates.ca.client()),
+            certificates,
         }
     }
 
     /// Where the second listener is in the file with this number.
     fn moving_at(&self, n: usize) -> SocketAddr {
         self.moving[n / 4 % 2]
+    }
+
+    /// To whom the certificate is issued that the file with this number names.
+    fn issued_to(n: usize) -> &'static str {
+        ["one", "two"][n % 2]
+    }
+
+    /// The certificate in the file with this number: sometimes another path is named, sometimes
+    /// something else is at the same path.
+    fn certificate(&self, n: usize) -> &Pair {
+        let Changing { served, others, .. } = &self.certificates;
+        let [one, two] = others;
+        match n % 4 {
+            0 | 1 => {
+                served.becomes(&others[n % 2]);
+                served
+            }
+            2 => one,
+            _ => two,
+        }
+    }
+
+    /// A connection by TLS.
+    #[track_caller]
+    fn shake(&self) -> Shaken {
+        shake(&self.believing, self.secure, HOST)
     }
 
     /// The file with this number: it differs in something from each of its neighbours, and what
@@ -83,7 +120,9 @@ impl Stage {
         }
         let web = format!("name: web, bind: \"{}\"", self.stable);
         let side = format!("name: side, bind: \"{}\"", self.moving_at(n));
-        file(&[&web, &side], &pools, &routes) + "access_log: { enabled: false }\n"
+        let certificate = tls(&[self.certificate(n)], "");
+        let secure = format!("name: secure, bind: \"{}\", {certificate}", self.secure);
+        file(&[&web, &side, &secure], &pools, &routes) + "access_log: { enabled: false }\n"
     }
 }
 
@@ -146,11 +185,18 @@ impl Load<'_> {
         answer.get("connection") != Some("close")
     }
 
-    /// The stable listener never ends a connection.
-    fn keep_asking(&self) {
-        let mut client = Client::connect(self.stage.stable);
+    /// A listener that stays never ends a connection.
+    fn keep_asking(&self, mut client: Client) {
         while self.goes_on() {
-            assert!(self.ask(&mut client), "a connection to the stable listener is ended");
+            assert!(self.ask(&mut client), "a connection to a stable listener is ended");
+        }
+    }
+
+    fn shake_anew(&self) {
+        while self.goes_on() {
+            let Shaken { mut client, shown, .. } = self.stage.shake();
+            assert!(["one", "two"].contains(&shown.as_str()), "{shown}");
+            self.ask(&mut client);
         }
     }
 
@@ -233,6 +279,7 @@ fn reload_all(proxy: &Proxy, stage: &Stage, side: &Whereabouts) -> Vec<Held> {
         side.step(stage.moving_at(n));
         assert_eq!((&event["closed"], &event["kept_tunnels"]), (&0.into(), &50.into()), "{event}");
         assert_eq!(proxy.get("/broken").status(), 503, "the breaker is open");
+        assert_eq!(stage.shake().shown, Stage::issued_to(n));
         if n.is_multiple_of(REST) {
             samples.push(held(proxy));
         }
@@ -240,12 +287,17 @@ fn reload_all(proxy: &Proxy, stage: &Stage, side: &Whereabouts) -> Vec<Held> {
     samples
 }
 
-/// Tunnels by all ways: on a route that stays, on one that comes and goes, and by the listener
-/// that moves.
+/// Tunnels by all ways: on a route that stays, on one that comes and goes, by the listener that
+/// moves, and by TLS.
 fn tunnels(stage: &Stage) -> Vec<Client> {
     let by = |address, path: &'static str, n| (0..n).map(move |_| tunnel(address, path));
-    let stay = by(stage.stable, "/t", 25);
-    stay.chain(by(stage.stable, "/gone", 15)).chain(by(stage.moving_at(0), "/t", 10)).collect()
+    let stay = by(stage.stable, "/t", 15).chain(by(stage.stable, "/gone", 15));
+    let secure = (0..10).map(|_| {
+        let mut client = stage.shake().client;
+        assert_eq!(client.send(OFFER).head().status(), 101);
+        client
+    });
+    stay.chain(by(stage.moving_at(0), "/t", 10)).chain(secure).collect()
 }
 
 #[test]
@@ -269,9 +321,11 @@ fn two_hundred_reloads_under_load() {
     let (samples, open) = thread::scope(|scope| {
         let load = &load;
         for _ in 0..3 {
-            scope.spawn(|| load.keep_asking());
+            scope.spawn(|| load.keep_asking(Client::connect(stage.stable)));
             scope.spawn(|| load.follow());
         }
+        scope.spawn(|| load.keep_asking(stage.shake().client));
+        scope.spawn(|| load.shake_anew());
         scope.spawn(|| load.ask_anew());
         scope.spawn(|| load.follow_anew());
         scope.spawn(|| load.upload(upload));
@@ -286,6 +340,7 @@ fn two_hundred_reloads_under_load() {
     assert_counts(&proxy, "proxy_config_generation", &[], RELOADS as f64 + 1.0);
     eventually(SOON * 2, || proxy.threads() == threads);
     assert_eq!(stage.broken.requests(), failures);
+    assert_counts(&proxy, "proxy_tls_handshake_failures_total", &[], 0.0);
     drop(open);
     assert_counts(&proxy, "proxy_connections", &[], 0.0);
     assert_at_rest(&proxy);

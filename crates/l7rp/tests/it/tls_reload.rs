@@ -16,13 +16,14 @@ use crate::tries::assert_at_rest;
 use crate::upgrade::{OFFER, echo, echoes};
 
 /// A pair that changes, and what it can become.
-struct Changing {
-    ca: Ca,
-    served: Pair,
-    others: [Pair; 2],
+pub struct Changing {
+    pub ca: Ca,
+    pub served: Pair,
+    /// They are issued to `one` and `two`.
+    pub others: [Pair; 2],
 }
 
-fn changing() -> Changing {
+pub fn changing() -> Changing {
     let ca = Ca::new("ca");
     let others = ["one", "two"].map(|name| ca.issue(name, &[HOST]));
     let served = Pair { cert: ca.path("served.crt"), key: ca.path("served.key") };
