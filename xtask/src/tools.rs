@@ -38,6 +38,7 @@ pub(crate) const SYSTEM: &[System] = &[
     tool("slowhttptest", "slowhttptest", "clients that hold connections open"),
     tool("nghttp", "nghttp2-client", "an HTTP/2 client that is not ours"),
     server("promtool", "prometheus", "prometheus", "judges the metrics page"),
+    tool("pebble", "pebble", "a CA that is not ours"),
     tool("strace", "strace", "counts system calls"),
     tool("jq", "jq", "judges JSON output"),
 ];

@@ -15,6 +15,7 @@
 //! | [`pick`] | which upstream of a pool |
 //! | [`limit`] | whether a request may come in at all, and how many tries it may cost |
 //! | [`attempts`] | the tries of one request: another, a second beside it, when, until when |
+//! | [`renewal`] | when a certificate is asked for again |
 //! | [`upstream`] | whether an upstream may be used: breaker, health, scoring, ramp |
 //! | [`window`] | averages and percentiles over time |
 //!
@@ -28,6 +29,7 @@ pub mod http1;
 pub mod limit;
 pub mod names;
 pub mod pick;
+pub mod renewal;
 pub mod route;
 mod sync;
 pub mod upstream;

@@ -40,6 +40,12 @@ pub fn wall_ms() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64)
 }
 
+/// How long it is until `at`, by the wall clock; nothing if that is past.
+#[expect(clippy::disallowed_methods, reason = "this is the one place that reads the clock")]
+pub fn wall_until(at: SystemTime) -> Duration {
+    at.duration_since(SystemTime::now()).unwrap_or_default()
+}
+
 /// Microseconds of the system's monotonic clock, for a service manager on the same machine.
 pub fn monotonic_us() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);

@@ -9,6 +9,7 @@
 //! | [`live`] | the snapshot in force |
 //! | [`serve`] | sockets and protocols: octets ⇄ exchanges |
 //! | [`exchange`] | one exchange, from head to last octet: read `exchange/mod.rs` first |
+//! | [`acme`] | certificates that a CA issues while the proxy runs |
 //! | [`tls`] | certificates and keys; handshakes with clients and upstreams |
 //! | [`upstream`] | pools, connections, names |
 //! | [`observe`] | metrics, log lines, events |
@@ -18,6 +19,7 @@
 //! Dependencies run one way: cli → running → {config, live, serve, admin}; serve → exchange →
 //! upstream; all → clock, observe, `l7rp_core`.
 
+pub mod acme;
 pub mod admin;
 pub mod cli;
 pub mod clock;

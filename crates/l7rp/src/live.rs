@@ -12,6 +12,7 @@ use l7rp_core::limit::Slots;
 use l7rp_core::names::Nanos;
 use l7rp_core::route::{self, Table};
 
+use crate::acme::Tokens;
 use crate::clock::Clock;
 use crate::config::plan::{self, Plan};
 use crate::limiter::Limiter;
@@ -169,6 +170,8 @@ pub struct Process {
     pub counts: Vec<WorkerStats>,
     /// What pools are made with.
     pub making: Making,
+    /// What CAs are answered that look at a challenge.
+    pub tokens: Arc<Tokens>,
     max_open_files: u64,
     live: ArcSwap<Snapshot>,
     generation: AtomicU64,
@@ -207,6 +210,7 @@ impl Process {
             reloads: Reloads::default(),
             counts: (0..workers).map(|_| WorkerStats::default()).collect(),
             making,
+            tokens: Arc::default(),
             max_open_files,
             live: ArcSwap::from_pointee(snapshot),
             generation: AtomicU64::new(1),

@@ -13,6 +13,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 
+use crate::acme::Acme;
 use crate::admin;
 use crate::clock::Clock;
 use crate::config::Places;
@@ -111,6 +112,7 @@ pub struct Running {
     doors: Vec<Opened>,
     last_door: u64,
     resumption: Resumption,
+    acme: Acme,
     /// Addresses that are being given up.
     closing: Vec<reload::Closing>,
     /// Sockets that a service manager has handed to the process, and that nothing uses.
@@ -175,7 +177,9 @@ pub fn start(
     let resumption = Resumption::new().map_err(|e| {
         StartError::Tls(MaterialError { whose: "tickets".to_owned(), errors: vec![e] })
     })?;
-    let tls = Material::read(&plan, &resumption)?;
+    let mut acme = Acme::default();
+    let issued = acme.open(&plan)?;
+    let tls = Material::read(&plan, &resumption, &issued)?;
     let mut doors = Vec::new();
     let (handles, mut admin) = open_all(&plan, given, count, &mut doors).inspect_err(|_| {
         for opened in &mut doors {
@@ -202,6 +206,7 @@ pub fn start(
         doors,
         last_door,
         resumption,
+        acme,
         closing: Vec::new(),
         spare: Vec::new(),
         admin: None,
@@ -225,6 +230,7 @@ pub fn start(
     for (opened, handles) in running.doors.iter().zip(handles) {
         running.accept(opened, handles);
     }
+    running.keep_certificates();
     running.announce(max_open_files);
     Ok(running)
 }
@@ -368,6 +374,19 @@ impl Running {
         }
     }
 
+    /// Sees to it that CAs are asked for what is in force; they look at the listeners.
+    fn keep_certificates(&mut self) {
+        let Process { events, tokens, .. } = &*self.process;
+        if let Err(e) = self.acme.keep(&self.process.snapshot().plan, events, tokens) {
+            events.emit(&Event::CertificateFailed {
+                host: String::new(),
+                authority: String::new(),
+                error: format!("the system gives no thread to ask for certificates: {e}"),
+                next_try: "at the next reload".to_owned(),
+            });
+        }
+    }
+
     /// What another process needs to take over.
     ///
     /// # Errors
@@ -400,6 +419,7 @@ impl Running {
     /// Another process has `taken` sockets and accepts on them: this one leaves that to it.
     pub fn hand_over(&mut self, taken: &[String]) {
         self.process.set_succeeded();
+        self.acme.stop();
         let is_taken = |name, bind: &Bind| taken.contains(&label(name, &bind.to_string()));
         for opened in &self.doors {
             if is_taken(&opened.name, &opened.bind) {
@@ -461,6 +481,7 @@ impl Running {
     /// Begins to drain: accepting ends, connections end after their request.
     pub fn drain(&mut self) {
         self.process.drain();
+        self.acme.stop();
         for opened in &mut self.doors {
             let _ = opened.forget();
         }

@@ -20,7 +20,6 @@ const fn feature(keys: &'static str, asked: fn(&Node) -> bool, name: &'static st
 
 /// What cannot be served.
 const NOT_YET: &[Feature] = &[
-    feature("listeners[].tls.autocert", given, "`autocert`"),
     feature("listeners[].enable_http3", on, "`enable_http3`"),
     feature("listeners[].proxy_protocol", on, "`proxy_protocol`"),
     feature("routes[].middleware[].compress", given, "`compress`"),

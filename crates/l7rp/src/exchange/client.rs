@@ -75,7 +75,7 @@ impl Client {
         if self.link.as_ref().is_some_and(|link| link.is_tls) { "https" } else { "http" }
     }
 
-    /// The protocol, for the log; `None`: HTTP/1.
+    /// Whether it speaks HTTP/2.
     pub fn is_http2(&self) -> bool {
         self.link.as_ref().is_some_and(|link| link.is_http2)
     }

@@ -31,6 +31,7 @@ use l7rp_core::limit::Slots;
 use l7rp_core::names::Nanos;
 use l7rp_core::route::{self, parse_host};
 
+use crate::acme;
 use crate::config::plan::Action;
 use crate::live::{Listener, Route, Snapshot};
 use crate::worker::Worker;
@@ -146,6 +147,9 @@ impl<'a> Exchange<'a> {
     ) -> Result<Done, Failure> {
         if let Some(probe) = self.own_probe() {
             return answer::probe(self, client, record, space, probe).await;
+        }
+        if let Some(proof) = acme::answer(&self.worker.process.tokens, self.incoming.path()) {
+            return answer::fixed(self, client, record, space, 200, &proof, "text/plain").await;
         }
         self.admit_host(client)?;
         let route = self.route()?;

@@ -103,6 +103,21 @@ pub enum Event {
         location: String,
         message: String,
     },
+    CertificateObtained {
+        host: String,
+        /// URL of the CA's directory.
+        authority: String,
+        until: String,
+        renew_from: String,
+        took_ms: u64,
+    },
+    CertificateFailed {
+        /// Empty: it is not about one name.
+        host: String,
+        authority: String,
+        error: String,
+        next_try: String,
+    },
     ConfigReloaded {
         cause: &'static str,
         generation: u64,
@@ -211,12 +226,14 @@ impl Event {
             | Self::CircuitBreakerChanged { to: "closed" | "half_open", .. }
             | Self::ProxyStarted { .. }
             | Self::UpstreamResolved { .. }
+            | Self::CertificateObtained { .. }
             | Self::ConfigReloaded { .. }
             | Self::UpgradeStarted { .. }
             | Self::UpgradeComplete { .. }
             | Self::ShutdownStarted { .. }
             | Self::ShutdownComplete { .. } => Level::Info,
-            Self::UpstreamResolveFailed { .. }
+            Self::CertificateFailed { .. }
+            | Self::UpstreamResolveFailed { .. }
             | Self::UpstreamHealthChanged { .. }
             | Self::CircuitBreakerChanged { .. }
             | Self::UpstreamError { .. }

@@ -332,7 +332,7 @@ fn secured(text: &mut Text, snapshot: &Snapshot) {
     text.family(name, "gauge", "When a certificate expires, in seconds since 1970.");
     for listener in &snapshot.listeners {
         for shown in listener.tls.iter().flat_map(|tls| tls.certificates()) {
-            let labels = [("listener", listener.plan.name.as_str()), ("host", &shown.host)];
+            let labels = [("listener", listener.plan.name.as_str()), ("host", shown.host.as_str())];
             text.sample(name, &labels, shown.not_after);
         }
     }

@@ -82,7 +82,8 @@ impl Running {
         // Threads stay as they are; the next start brings others.
         let workers = self.process.snapshot().plan.workers;
         let workers_stay = std::mem::replace(&mut plan.workers, workers) != workers;
-        let tls = Material::read(&plan, &self.resumption)?;
+        let issued = self.acme.open(&plan)?;
+        let tls = Material::read(&plan, &self.resumption, &issued)?;
         let Opening { doors, handles, of_listeners, parts, admin } = self.open_for(&plan)?;
         let was_open = self.doors.len();
         self.doors.extend(doors);
@@ -105,6 +106,7 @@ impl Running {
             self.accept(opened, handles);
         }
         self.upkeep.keep(&self.process.snapshot().pools);
+        self.keep_certificates();
         self.move_admin(admin);
         self.empty_shut();
         let going = Going::on(&self.process);

@@ -1,22 +1,20 @@
 //! Which certificate a client is shown: the one for exactly the name that it asks for, else the
 //! one with the longest wildcard, else the fallback.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use arc_swap::ArcSwap;
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use rustls::{SignatureAlgorithm, SignatureScheme};
+
+use super::issued::Issued;
 
 /// The protocol by which a CA looks at a challenge (RFC 8737).
 pub(super) const ACME: &[u8] = b"acme-tls/1";
 
 /// Certificates for one name, with keys of different kinds: the best first.
 type Choices = Vec<Arc<CertifiedKey>>;
-
-/// Certificates that come and go at run time, by name.
-pub type Dynamic = HashMap<String, Arc<CertifiedKey>>;
 
 /// All certificates of a listener.
 #[derive(Debug, Default)]
@@ -25,11 +23,17 @@ pub struct Chooser {
     /// By what is behind `*.`.
     wildcards: HashMap<String, Choices>,
     fallback: Choices,
-    dynamic: ArcSwap<Dynamic>,
-    challenges: ArcSwap<Dynamic>,
+    /// What a CA issues at run time, and the names that are served of it, in lower case.
+    issued: Option<(Arc<Issued>, HashSet<String>)>,
 }
 
 impl Chooser {
+    /// One that has only what a CA issues at run time for `names`.
+    pub fn new(issued: Option<Arc<Issued>>, names: &[String]) -> Self {
+        let names = names.iter().map(|name| normal(name)).collect();
+        Self { issued: issued.map(|issued| (issued, names)), ..Self::default() }
+    }
+
     /// Adds a certificate. The first one, with those for the same names, is the fallback.
     pub fn add(&mut self, names: &[String], certificate: &Arc<CertifiedKey>) {
         let mut same = self.fallback.is_empty();
@@ -49,17 +53,6 @@ impl Chooser {
         }
     }
 
-    /// Replaces the certificates that are not from the configuration. One from the configuration
-    /// for exactly the same name goes first, a wildcard goes after.
-    pub fn set_dynamic(&self, certificates: Dynamic) {
-        self.dynamic.store(Arc::new(certificates));
-    }
-
-    /// Replaces what a CA is shown that looks at a challenge.
-    pub fn set_challenges(&self, certificates: Dynamic) {
-        self.challenges.store(Arc::new(certificates));
-    }
-
     /// Whether a client that asked for `sni` in the handshake has been shown a certificate that
     /// is there for `host` too. That of the fallback is there for its own names only.
     pub fn is_good_for(&self, sni: Option<&str>, host: &str) -> bool {
@@ -74,8 +67,8 @@ impl Chooser {
         if let Some(choices) = self.exact.get(name) {
             return Some(choices.clone());
         }
-        if let Some(one) = self.dynamic.load().get(name) {
-            return Some(vec![one.clone()]);
+        if let Some(one) = self.issued(name) {
+            return Some(vec![one]);
         }
         let suffixes = name.match_indices('.').map(|(at, _)| &name[at + 1..]);
         suffixes
@@ -84,14 +77,22 @@ impl Chooser {
             .cloned()
     }
 
+    /// What a CA has issued for `name`. One from the configuration for exactly the same name goes
+    /// first, a wildcard goes after.
+    fn issued(&self, name: &str) -> Option<Arc<CertifiedKey>> {
+        let (issued, names) = self.issued.as_ref()?;
+        names.contains(name).then(|| issued.certificate(name))?.map(|one| one.key)
+    }
+
     /// The fallback; without one, any of those that came at run time, but always the same.
     fn last(&self) -> Choices {
         if !self.fallback.is_empty() {
             return self.fallback.clone();
         }
-        let dynamic = self.dynamic.load();
-        let first = dynamic.iter().min_by_key(|(name, _)| name.as_str());
-        first.map(|(_, certificate)| certificate.clone()).into_iter().collect()
+        let names = self.issued.iter().flat_map(|(_, names)| names);
+        let there = names.filter_map(|name| Some((name, self.issued(name)?)));
+        let first = there.min_by_key(|(name, _)| name.as_str());
+        first.map(|(_, certificate)| certificate).into_iter().collect()
     }
 
     fn choose(&self, sni: Option<&str>, schemes: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
@@ -107,7 +108,8 @@ impl ResolvesServerCert for Chooser {
     fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         let mut offered = hello.alpn().into_iter().flatten();
         if offered.next() == Some(ACME) && offered.next().is_none() {
-            return self.challenges.load().get(&normal(hello.server_name()?)).cloned();
+            let (issued, _) = self.issued.as_ref()?;
+            return issued.challenge(&normal(hello.server_name()?));
         }
         self.choose(hello.server_name(), hello.signature_schemes())
     }

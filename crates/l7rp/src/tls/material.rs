@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::{Originator, Resumption, Terminator, TlsError};
+use super::{Issued, Originator, Resumption, Terminator, TlsError};
 use crate::config::plan::{Bind, Plan, Scheme};
 
 /// What a plan needs.
@@ -32,12 +32,16 @@ impl std::fmt::Display for MaterialError {
 }
 
 impl Material {
-    /// Reads what `plan` names.
+    /// Reads what `plan` names. `issued`: for each listener, where what a CA issues is to be had.
     ///
     /// # Errors
     /// Whose files are wrong, and why.
-    pub fn read(plan: &Plan, resumption: &Resumption) -> Result<Self, MaterialError> {
-        let listeners = plan.listeners.iter().map(|listener| {
+    pub fn read(
+        plan: &Plan,
+        resumption: &Resumption,
+        issued: &[Option<Arc<Issued>>],
+    ) -> Result<Self, MaterialError> {
+        let listeners = plan.listeners.iter().enumerate().map(|(ix, listener)| {
             let Some(tls) = &listener.tls else { return Ok(None) };
             let whose = || format!("listener {}", listener.name);
             if let Bind::Unix(path) = &listener.bind {
@@ -46,7 +50,8 @@ impl Material {
                 let errors = vec![TlsError { file: Some(path.clone()), message, help }];
                 return Err(MaterialError { whose: whose(), errors });
             }
-            let terminator = Terminator::new(tls, true, resumption);
+            let terminator =
+                Terminator::new(tls, resumption, issued.get(ix).and_then(Option::as_ref));
             let told = |errors| MaterialError { whose: whose(), errors };
             terminator.map(|terminator| Some(Arc::new(terminator))).map_err(told)
         });

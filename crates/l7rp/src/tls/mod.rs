@@ -1,10 +1,11 @@
 //! TLS: files with certificates and keys ([`files`]), handshakes with clients ([`server`]), which
-//! certificate a client is shown ([`choose`]), handshakes with upstreams ([`client`]).
+//! certificate a client is shown ([`choose`], [`issued`]), handshakes with upstreams ([`client`]).
 
 pub mod choose;
 pub mod client;
 pub mod files;
 mod handshake;
+pub mod issued;
 mod material;
 pub mod server;
 mod verify;
@@ -21,6 +22,7 @@ use rustls::crypto::{CryptoProvider, aws_lc_rs};
 
 pub use client::Originator;
 pub use handshake::{Accepted, HandshakeFailure, REASONS};
+pub use issued::Issued;
 pub use material::{Material, MaterialError};
 pub use server::{Resumption, Shown, Terminator};
 

@@ -9,13 +9,14 @@ use rustls::server::{NoServerSessionStorage, ProducesTickets, WebPkiClientVerifi
 use rustls::version::{TLS12, TLS13};
 use rustls::{RootCertStore, ServerConfig};
 
-use super::choose::{ACME, Chooser, Dynamic};
+use super::choose::{ACME, Chooser};
 use super::files::{self, Named};
+use super::issued::Issued;
 use super::{TlsError, provider};
 use crate::config::plan::{Certificate, ClientAuth, ListenerTls, TlsVersion};
 use crate::sync::lock;
 
-/// A certificate of the configuration, as metrics tell of it.
+/// A certificate, as metrics tell of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shown {
     /// The first name that it is served for.
@@ -76,20 +77,22 @@ pub struct Terminator {
     pub(super) config: Arc<ServerConfig>,
     chooser: Arc<Chooser>,
     shown: Vec<Shown>,
+    issued: Option<(Arc<Issued>, Vec<String>)>,
 }
 
 impl Terminator {
-    /// Reads the files of `plan`. `h2`: whether HTTP/2 is offered.
+    /// Reads the files of `plan`. `issued`: where the certificates of `autocert` are to be had.
     ///
     /// # Errors
     /// Everything that is wrong with the files.
     pub fn new(
         plan: &ListenerTls,
-        h2: bool,
         resumption: &Resumption,
+        issued: Option<&Arc<Issued>>,
     ) -> Result<Self, Vec<TlsError>> {
         let mut errors = Vec::new();
-        let mut chooser = Chooser::default();
+        let hosts = plan.autocert.as_ref().map_or(&[][..], |autocert| &autocert.allowed_hosts);
+        let mut chooser = Chooser::new(issued.cloned(), hosts);
         let mut shown = Vec::with_capacity(plan.certs.len());
         for certificate in &plan.certs {
             match add(&mut chooser, certificate) {
@@ -98,10 +101,11 @@ impl Terminator {
             }
         }
         let chooser = Arc::new(chooser);
-        let config = config(plan, h2, chooser.clone(), resumption);
+        let config = config(plan, chooser.clone(), resumption);
+        let issued = issued.map(|issued| (issued.clone(), hosts.to_vec()));
         match config {
             Ok(config) if errors.is_empty() => {
-                Ok(Self { config: Arc::new(config), chooser, shown })
+                Ok(Self { config: Arc::new(config), chooser, shown, issued })
             }
             Ok(_) => Err(errors),
             Err(wrong) => {
@@ -111,20 +115,15 @@ impl Terminator {
         }
     }
 
-    /// The certificates of the configuration, in its order.
-    pub fn certificates(&self) -> impl Iterator<Item = &Shown> {
-        self.shown.iter()
-    }
-
-    /// Replaces the certificates that are not from the configuration, by name in lower case.
-    pub fn set_dynamic(&self, certificates: Dynamic) {
-        self.chooser.set_dynamic(certificates);
-    }
-
-    /// Replaces what a CA is shown that looks at a TLS-ALPN-01 challenge, by name in lower case.
-    /// Only with `autocert` in the plan.
-    pub fn set_challenges(&self, certificates: Dynamic) {
-        self.chooser.set_challenges(certificates);
+    /// The certificates of the configuration, in its order, and those that a CA has issued.
+    pub fn certificates(&self) -> impl Iterator<Item = Shown> {
+        let issued = self.issued.iter().flat_map(|(issued, hosts)| {
+            hosts.iter().filter_map(|host| {
+                let not_after = issued.certificate(&host.to_ascii_lowercase())?.not_after;
+                Some(Shown { host: host.clone(), not_after })
+            })
+        });
+        self.shown.iter().cloned().chain(issued)
     }
 
     /// Whether a request for `host` belongs on a connection whose handshake asked for `sni`: the
@@ -147,7 +146,6 @@ fn add(chooser: &mut Chooser, plan: &Certificate) -> Result<Shown, Vec<TlsError>
 
 fn config(
     plan: &ListenerTls,
-    h2: bool,
     chooser: Arc<Chooser>,
     resumption: &Resumption,
 ) -> Result<ServerConfig, TlsError> {
@@ -174,10 +172,7 @@ fn config(
     config.session_storage = Arc::new(NoServerSessionStorage {});
     // A request in the first flight could be sent again by anybody who has seen it (0-RTT).
     config.max_early_data_size = 0;
-    if h2 {
-        config.alpn_protocols.push(b"h2".to_vec());
-    }
-    config.alpn_protocols.push(b"http/1.1".to_vec());
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     if plan.autocert.is_some() {
         config.alpn_protocols.push(ACME.to_vec());
     }

@@ -22,7 +22,7 @@ use crate::config::plan::{ListenerTls, UpstreamProtocol, UpstreamTls};
 use crate::stream::{Stream, Tls};
 
 fn terminator(plan: &ListenerTls) -> Terminator {
-    Terminator::new(plan, true, &Resumption::new().unwrap()).unwrap()
+    Terminator::new(plan, &Resumption::new().unwrap(), None).unwrap()
 }
 
 fn originator(plan: &UpstreamTls) -> Originator {

@@ -10,6 +10,8 @@ mod abuse_listeners;
 mod abuse_reload;
 mod abuse_reload_state;
 mod abuse_upgrade;
+mod acme;
+mod acme_kit;
 mod backup;
 mod balancing;
 mod bodies;

@@ -1,6 +1,5 @@
 //! Which certificate is shown.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use rcgen::KeyPair;
@@ -11,9 +10,9 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 use super::super::testing::{self, Ca};
 use super::{authorities, client, files, shake_with, terminator};
 use crate::config::plan::{Autocert, Certificate};
-use crate::tls::Terminator;
 use crate::tls::files::Named;
 use crate::tls::verify::Verifier;
+use crate::tls::{Issued, Resumption, Terminator, issued};
 
 /// The common name of what a client is shown that does not care for whom it is.
 async fn shown(server: &Terminator, ca: &Ca, name: &str, sni: bool) -> String {
@@ -65,7 +64,7 @@ async fn exact_then_longest_wildcard_then_fallback() {
         assert_eq!(shown(&server, &ca, sni, true).await, expected, "{sni}");
     }
     assert_eq!(shown(&server, &ca, "exact.test", false).await, "first", "without a name");
-    let hosts: Vec<_> = server.certificates().map(|shown| shown.host.as_str()).collect();
+    let hosts: Vec<_> = server.certificates().map(|shown| shown.host).collect();
     assert_eq!(hosts, ["first.test", "*.wild.test", "exact.wild.test", "exact.test", "Given.test"]);
 }
 
@@ -106,15 +105,23 @@ async fn certificates_come_at_run_time() {
         directory_url: None,
         ca_file: None,
     });
-    let server = terminator(&plan);
+    let issued = Arc::new(Issued::default());
+    let resumption = Resumption::new().unwrap();
+    let server = Terminator::new(&plan, &resumption, Some(&issued)).unwrap();
     assert_eq!(shown(&server, &ca, "a.test", true).await, "wild");
-    let fetched = load(&ca.issue("fetched", &["a.test"]));
-    server.set_dynamic(HashMap::from([("a.test".to_owned(), fetched)]));
+    let put = |name: &str, host: &str| {
+        let key = load(&ca.issue(name, &[host]));
+        issued.put(host, &issued::Certificate { key, not_after: 7 });
+    };
+    put("fetched", "a.test");
+    // For a listener that shares the CA.
+    put("other", "b.test");
     assert_eq!(shown(&server, &ca, "a.test", true).await, "fetched");
     assert_eq!(shown(&server, &ca, "b.test", true).await, "wild");
+    let hosts: Vec<_> = server.certificates().map(|one| (one.host, one.not_after)).collect();
+    assert_eq!(hosts[1..], [("a.test".to_owned(), 7)]);
 
-    let challenge = load(&ca.issue("challenge", &["a.test"]));
-    server.set_challenges(HashMap::from([("a.test".to_owned(), challenge)]));
+    issued.put_challenge("a.test", &load(&ca.issue("challenge", &["a.test"])));
     let look =
         || client(&ca, &[&TLS13], |config| config.alpn_protocols = vec![b"acme-tls/1".into()]);
     let (accepted, stream) = shake_with(&server, look(), "a.test").await;
@@ -124,11 +131,12 @@ async fn certificates_come_at_run_time() {
     assert_eq!((super::reason(accepted), stream.is_err()), ("no_certificate", true));
 
     plan.certs.clear();
-    let server = terminator(&plan);
+    let issued = Arc::new(Issued::default());
+    let server = Terminator::new(&plan, &resumption, Some(&issued)).unwrap();
     let (accepted, _) = shake_with(&server, client(&ca, &[&TLS13], |_| {}), "a.test").await;
     assert_eq!(super::reason(accepted), "no_certificate");
-    server
-        .set_dynamic(HashMap::from([("a.test".to_owned(), load(&ca.issue("only", &["a.test"])))]));
+    let key = load(&ca.issue("only", &["a.test"]));
+    issued.put("a.test", &issued::Certificate { key, not_after: 7 });
     assert_eq!(shown(&server, &ca, "b.test", true).await, "only");
 }
 

@@ -36,11 +36,11 @@ async fn versions_and_protocols() {
     assert_eq!(reason(shake_with(&server, strange, "a.test").await.0), "no_shared_protocol");
 
     plan.min_version = TlsVersion::V13;
-    let server = Terminator::new(&plan, false, &Resumption::new().unwrap()).unwrap();
+    let server = Terminator::new(&plan, &Resumption::new().unwrap(), None).unwrap();
     let old = client(&ca, &[&TLS12], |_| {});
     assert_eq!(reason(shake_with(&server, old, "a.test").await.0), "no_shared_version");
     let (accepted, connected) = shake(&server, &originator(&trusting(&ca)), "a.test").await;
-    assert_eq!((accepted.unwrap().alpn_h2, connected.unwrap().1), (false, false));
+    assert_eq!((accepted.unwrap().alpn_h2, connected.unwrap().1), (true, true));
 }
 
 #[tokio::test]

@@ -60,7 +60,7 @@ fn keys_of_every_kind_are_read() {
 
 /// Everything that is wrong, with `DIR` for the folder.
 fn wrong(ca: &Ca, plan: &ListenerTls) -> Vec<String> {
-    let errors = Terminator::new(plan, true, &Resumption::new().unwrap()).unwrap_err();
+    let errors = Terminator::new(plan, &Resumption::new().unwrap(), None).unwrap_err();
     let folder = ca.path("").display().to_string();
     errors.iter().map(|error| error.to_string().replace(&folder, "DIR/")).collect()
 }

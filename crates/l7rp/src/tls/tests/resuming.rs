@@ -22,13 +22,13 @@ async fn a_ticket_is_good_after_a_reload_but_not_in_another_process() {
     let plan = testing::listener(vec![ca.issue("a", &["a.test"])]);
     let resumption = Resumption::new().unwrap();
     let client = originator(&trusting(&ca));
-    let server = Terminator::new(&plan, true, &resumption).unwrap();
+    let server = Terminator::new(&plan, &resumption, None).unwrap();
     assert!(is_full(kind(&server, &client).await));
     assert!(!is_full(kind(&server, &client).await));
     drop(server);
-    let reloaded = Terminator::new(&plan, true, &resumption).unwrap();
+    let reloaded = Terminator::new(&plan, &resumption, None).unwrap();
     assert!(!is_full(kind(&reloaded, &client).await));
-    let elsewhere = Terminator::new(&plan, true, &Resumption::new().unwrap()).unwrap();
+    let elsewhere = Terminator::new(&plan, &Resumption::new().unwrap(), None).unwrap();
     assert!(is_full(kind(&elsewhere, &client).await));
 }
 
@@ -41,7 +41,7 @@ async fn a_ticket_opens_no_door_that_asks_for_more() {
         ListenerTls { client_auth, ..open.clone() }
     };
     let resumption = Resumption::new().unwrap();
-    let new = |plan: &ListenerTls| Terminator::new(plan, true, &resumption).unwrap();
+    let new = |plan: &ListenerTls| Terminator::new(plan, &resumption, None).unwrap();
     let (open, optional) = (new(&open), new(&guarded(&ca, false)));
     let (required, others) = (new(&guarded(&ca, true)), new(&guarded(&other, true)));
     for first in [&open, &optional] {

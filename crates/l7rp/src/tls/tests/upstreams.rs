@@ -1,15 +1,14 @@
 //! Handshakes with upstreams: what is checked, and the words for what fails.
 
+use std::sync::Arc;
+
 use l7rp_core::failure::Failure;
 use rcgen::KeyPair;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::super::testing::{self, Ca};
-use super::{
-    Connected, Originator, Terminator, connected, originator, shake, terminator, trusting,
-};
+use super::{Connected, Originator, connected, originator, shake, terminator, trusting};
 use crate::config::plan::{UpstreamProtocol, UpstreamTls};
-use crate::tls::Resumption;
 
 fn failed(connected: Connected) -> (Failure, String) {
     connected.map(|(_, h2)| h2).unwrap_err()
@@ -111,7 +110,8 @@ async fn a_certificate_of_its_own_making_needs_insecure() {
 async fn an_upstream_without_http2_is_refused_where_only_that_will_do() {
     let ca = Ca::new("ca");
     let plan = testing::listener(vec![ca.issue("a", &["a.test"])]);
-    let server = Terminator::new(&plan, false, &Resumption::new().unwrap()).unwrap();
+    let mut server = terminator(&plan);
+    Arc::get_mut(&mut server.config).unwrap().alpn_protocols = vec![b"http/1.1".to_vec()];
     let client = Originator::new(&trusting(&ca), UpstreamProtocol::Http2).unwrap();
     let (_, connected) = shake(&server, &client, "a.test").await;
     let (failure, words) = failed(connected);
