@@ -330,7 +330,9 @@ impl Way {
                 Poll::Ready(Ok(()) | Err(Broken::Stream(_))) => self.outflow = None,
                 Poll::Pending => {}
             }
-        } else if self.pipe.poll_unread(cx).is_ready() {
+        }
+        // Looked at the moment that the request is out: nobody else would wake this task.
+        if self.outflow.is_none() && self.pipe.poll_unread(cx).is_ready() {
             return Poll::Ready(Ok(()));
         }
         if let Some(response) = &mut self.response {
