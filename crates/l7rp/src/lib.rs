@@ -42,5 +42,6 @@ pub mod systemd;
 mod timer;
 pub mod tls;
 pub mod tools;
+mod turns;
 pub mod upstream;
 pub mod worker;

@@ -14,6 +14,7 @@ use tokio::sync::Notify;
 use crate::live::{Door, Listener, Process, Snapshot};
 use crate::observe::access_log::{Entry, Lines};
 use crate::observe::stats::WorkerStats;
+use crate::turns::Turns;
 use crate::upstream::h2::Multiplexed;
 use crate::upstream::idle::IdlePool;
 
@@ -36,6 +37,8 @@ pub struct Worker {
     pub idle: IdlePool,
     /// Connections to upstreams that carry many requests.
     pub h2: Multiplexed,
+    /// Whose handshake goes on next.
+    pub turns: Turns,
     /// Free buffers.
     pub buffers: Buffers,
     /// Clients connected now.
@@ -75,6 +78,7 @@ impl Worker {
             process,
             idle: IdlePool::default(),
             h2: Multiplexed::default(),
+            turns: Turns::default(),
             buffers: Buffers::default(),
             connections: Connections::default(),
             lines_waiting: Notify::new(),

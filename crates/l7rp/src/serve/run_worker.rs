@@ -302,10 +302,11 @@ async fn secured(
         (_, stream) => return Some((stream, None, false)),
     };
     let limit = listener.plan.timeouts.read_header;
-    let reason = match tokio::time::timeout(limit, tls.accept(tcp)).await {
+    let shaking = worker.turns.take(tls.accept(tcp));
+    let reason = match tokio::time::timeout(limit, shaking).await {
         Ok(Ok(accepted)) => {
             let Accepted { stream, alpn_h2, sni, client_identity } = accepted;
-            let identity = client_identity;
+            let identity = client_identity.map(Into::into);
             let link = Link { is_http2: false, is_tls: true, sni, identity };
             return Some((Stream::Tls(Box::new(stream)), Some(Rc::new(link)), alpn_h2));
         }
