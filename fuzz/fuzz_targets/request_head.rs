@@ -34,6 +34,7 @@ fuzz_target!(|data: &[u8]| {
         client: "192.0.2.1",
         proto: "http",
         peer_is_trusted: len % 2 == 0,
+        identity: None,
         request_id: b"id",
     };
     let mut out = Vec::new();

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use crate::failure::{Again, Failure};
-use crate::names::Nanos;
+use crate::names::{Nanos, Status};
 
 /// A request waits for a connection in vain at this many upstreams at most: each costs a whole
 /// `connect_timeout`.
@@ -26,6 +26,8 @@ pub struct Rules {
     pub methods: Vec<String>,
     /// Statuses that are tried again: those of responses, and those that failures stand for.
     pub retry_on: Vec<u16>,
+    /// Statuses of gRPC calls that are tried again, whatever their method, which is always POST.
+    pub retry_on_grpc: Vec<u8>,
     /// Before the second try; doubles from try to try.
     pub backoff: Duration,
     /// A second try beside the first after this; zero: none.
@@ -37,10 +39,15 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// Whether a request with this method may be tried again.
+    /// Whether it may come to another try of a request with this method. `grpc`: it is a call.
     #[must_use]
-    pub fn may_retry(&self, method: &[u8]) -> bool {
-        self.max_attempts > 1 && self.methods.iter().any(|m| m.as_bytes() == method)
+    pub fn may_retry(&self, method: &[u8], grpc: bool) -> bool {
+        let by_status = grpc && !self.retry_on_grpc.is_empty();
+        self.max_attempts > 1 && (by_status || self.lists(method))
+    }
+
+    fn lists(&self, method: &[u8]) -> bool {
+        self.methods.iter().any(|m| m.as_bytes() == method)
     }
 
     fn may_hedge(&self, method: &[u8]) -> bool {
@@ -65,6 +72,8 @@ pub struct Request<'a> {
     pub idempotent: bool,
     /// It can be sent twice at the same time: it is whole, and no upgrade.
     pub whole: bool,
+    /// It is a call of gRPC.
+    pub grpc: bool,
 }
 
 /// How a try ended.
@@ -73,7 +82,7 @@ pub enum Outcome {
     /// With the head of a response.
     Answered {
         /// Its status.
-        status: u16,
+        status: Status,
         /// It carries a `Retry-After`: the upstream wants to be left alone.
         stay_away: bool,
     },
@@ -134,14 +143,14 @@ impl<'a> Plan<'a> {
     /// Whether the route lets this request be tried again, should it come to that.
     #[must_use]
     pub fn may_retry(&self) -> bool {
-        self.rules.is_some_and(|rules| rules.may_retry(self.request.method))
+        let Request { method, grpc, .. } = self.request;
+        self.rules.is_some_and(|rules| rules.may_retry(method, grpc))
     }
 
     /// Whether this request may come to cost an extra try.
     #[must_use]
     pub fn may_cost(&self) -> bool {
-        self.rules
-            .is_some_and(|r| r.may_retry(self.request.method) || r.may_hedge(self.request.method))
+        self.may_retry() || self.rules.is_some_and(|r| r.may_hedge(self.request.method))
     }
 
     /// Whether a try may begin at `now`. A first one may have any time before the deadline.
@@ -169,15 +178,19 @@ impl<'a> Plan<'a> {
         let wanted = match outcome {
             Outcome::Answered { status, stay_away } => {
                 // A 101 is no answer but another protocol.
-                !stay_away && status >= 200 && rules.retry_on.contains(&status)
+                let by_http = status.http >= 200 && rules.retry_on.contains(&status.http);
+                let by_grpc = status.grpc.is_some_and(|grpc| rules.retry_on_grpc.contains(&grpc));
+                !stay_away && (by_grpc || by_http && rules.lists(self.request.method))
             }
             Outcome::Failed(failure) => {
                 let meaning = failure.meaning();
-                meaning.again == Again::IfRepeatable && rules.retry_on.contains(&meaning.status)
+                meaning.again == Again::IfRepeatable
+                    && rules.retry_on.contains(&meaning.status)
+                    && rules.lists(self.request.method)
             }
         };
         let possible = at.replayable && !at.told && !at.draining;
-        if !wanted || !possible || self.sent >= rules.max_attempts || !self.may_retry() {
+        if !wanted || !possible || self.sent >= rules.max_attempts {
             return Next::Give;
         }
         let begin = now.plus(self.backoff(rules, draw));

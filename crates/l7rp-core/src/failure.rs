@@ -205,6 +205,8 @@ pub enum Failure {
     ResponseTimeout,
     /// The route's total time is over.
     TotalTimeout,
+    /// The time is over that the client itself has set.
+    DeadlineExceeded,
     /// The response breaks the grammar or its framing is in doubt.
     BadResponse(Malformed),
     /// The response head is over the limit.
@@ -292,6 +294,7 @@ impl Failure {
             Self::UpstreamClosed => row(502, Upstream, IfRepeatable, "connection_terminated", "upstream_closed", "upstream closed the connection without a response"),
             Self::ResponseTimeout => row(504, Upstream, IfRepeatable, "http_response_timeout", "response_timeout", "upstream did not respond in time"),
             Self::TotalTimeout => row(504, Upstream, No, "http_response_timeout", "total_timeout", "request took longer than the route allows"),
+            Self::DeadlineExceeded => row(408, Client, No, "http_response_timeout", "deadline_exceeded", "the deadline that the request itself has set is over"),
             Self::BadResponse(why) => row(502, Upstream, IfRepeatable, "http_protocol_error", why.name(), "upstream sent an invalid response"),
             Self::ResponseHeadTooLarge => row(502, Upstream, IfRepeatable, "http_response_header_section_size", "response_head_too_large", "upstream response header section too large"),
             Self::ResponseTruncated => row(502, Upstream, No, "http_response_incomplete", "response_truncated", "upstream closed before the end of the response"),
@@ -319,7 +322,7 @@ impl Failure {
 mod tests {
     use super::*;
 
-    const PLAIN: [Failure; 34] = [
+    const PLAIN: [Failure; 35] = [
         Failure::TargetTooLong,
         Failure::HeadTooLarge,
         Failure::TooManyFields,
@@ -350,6 +353,7 @@ mod tests {
         Failure::StreamRefused,
         Failure::ResponseTimeout,
         Failure::TotalTimeout,
+        Failure::DeadlineExceeded,
         Failure::ResponseHeadTooLarge,
         Failure::ResponseTruncated,
         Failure::ResponseStalled,

@@ -10,6 +10,7 @@
 //! | [`names`] | units that must not be confused |
 //! | [`failure`] | every way an exchange can fail, and what each means |
 //! | [`head`] | fields of a message: which are forwarded, which are ours |
+//! | [`grpc`] | what gRPC says in fields of its own |
 //! | [`http1`] | where an HTTP/1.1 message begins and ends, and how one is written |
 //! | [`route`] | which route a request takes |
 //! | [`pick`] | which upstream of a pool |
@@ -24,6 +25,7 @@
 
 pub mod attempts;
 pub mod failure;
+pub mod grpc;
 pub mod head;
 pub mod http1;
 pub mod limit;

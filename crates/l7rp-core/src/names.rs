@@ -25,3 +25,18 @@ impl Nanos {
         Self(self.0.saturating_add(u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)))
     }
 }
+
+/// How a response says that it went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Status {
+    /// In its status line.
+    pub http: u16,
+    /// In a field, if gRPC was asked for.
+    pub grpc: Option<u8>,
+}
+
+impl From<u16> for Status {
+    fn from(http: u16) -> Self {
+        Self { http, grpc: None }
+    }
+}

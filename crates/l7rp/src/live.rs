@@ -394,12 +394,16 @@ impl Snapshot {
                 Arc::new(listener)
             })
         });
-        let listeners = listeners.collect();
+        let listeners: Vec<Arc<Listener>> = listeners.collect();
+        // On all listeners: the pool behind them cannot tell by which one a request came.
+        let guarded = listeners.iter().filter_map(|listener| listener.identity_header());
+        let guarded: Vec<_> = guarded.map(str::to_owned).collect();
         let known: HashMap<&str, &Route> = old
             .map(|old| old.routes.iter().map(|route| (route.plan.name.as_str(), route)).collect())
             .unwrap_or_default();
         let routes = plan.routes.iter().map(|route| {
-            Route::new(route, known.get(route.name.as_str()).copied(), making.workers)
+            let before = known.get(route.name.as_str()).copied();
+            Route::new(route, before, making.workers, &guarded)
         });
         let routes = routes.collect();
         let rules = plan.routes.iter().map(rule).collect::<Vec<_>>();
@@ -435,6 +439,11 @@ impl Snapshot {
 }
 
 impl Listener {
+    /// The name of the field that tells upstreams who the client is, by its certificate.
+    pub fn identity_header(&self) -> Option<&str> {
+        self.plan.tls.as_ref()?.client_auth.as_ref()?.identity_header.as_deref()
+    }
+
     /// Whether it listens at the door with this id.
     pub fn uses(&self, door: u64) -> bool {
         self.doors.contains(&door)
@@ -497,14 +506,16 @@ fn max_connections(plan: &plan::Listener, max_open_files: u64) -> u32 {
 }
 
 impl Route {
-    fn new(plan: &plan::Route, before: Option<&Self>, workers: usize) -> Self {
+    fn new(plan: &plan::Route, before: Option<&Self>, workers: usize, guarded: &[String]) -> Self {
         let limiter = plan.rate_limit.as_ref().map(|rule| {
             let known = before.filter(|before| before.plan.rate_limit.as_ref() == Some(rule));
             let known = known.and_then(|before| before.limiter.clone());
             known.unwrap_or_else(|| Arc::new(Limiter::new(rule)))
         });
+        let mut request_changes = changes(&plan.headers.add_request, &plan.headers.remove_request);
+        request_changes.guarded = guarded.to_vec();
         Self {
-            request_changes: changes(&plan.headers.add_request, &plan.headers.remove_request),
+            request_changes,
             response_changes: changes(&plan.headers.add_response, &plan.headers.remove_response),
             retry: plan.retry.as_ref().map(retry_rules),
             limiter,
@@ -522,6 +533,7 @@ fn retry_rules(plan: &plan::Retry) -> attempts::Rules {
         max_attempts: plan.max_attempts,
         methods: plan.methods.clone(),
         retry_on: plan.retry_on.clone(),
+        retry_on_grpc: plan.retry_on_grpc.clone(),
         backoff: plan.backoff,
         hedge_after: plan.hedge_after,
         hedge_after_percentile: plan.hedge_after_percentile,
@@ -531,7 +543,8 @@ fn retry_rules(plan: &plan::Retry) -> attempts::Rules {
 
 fn changes(add: &[(String, String)], remove: &[String]) -> Changes {
     let added = add.iter().map(|(name, _)| name);
-    Changes { drop: remove.iter().chain(added).cloned().collect(), add: add.to_vec() }
+    let drop = remove.iter().chain(added).cloned().collect();
+    Changes { drop, add: add.to_vec(), guarded: Vec::new() }
 }
 
 fn rule(route: &plan::Route) -> route::Rule {

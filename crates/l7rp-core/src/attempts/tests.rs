@@ -11,6 +11,7 @@ fn rules() -> Rules {
         max_attempts: 3,
         methods: vec!["GET".into(), "HEAD".into()],
         retry_on: vec![502, 503, 504],
+        retry_on_grpc: vec![],
         backoff: Duration::from_millis(20),
         hedge_after: Duration::from_millis(100),
         hedge_after_percentile: 0.0,
@@ -19,15 +20,15 @@ fn rules() -> Rules {
 }
 
 fn get() -> Request<'static> {
-    Request { method: b"GET", idempotent: true, whole: true }
+    Request { method: b"GET", idempotent: true, whole: true, grpc: false }
 }
 
 fn post() -> Request<'static> {
-    Request { method: b"POST", idempotent: false, whole: true }
+    Request { method: b"POST", idempotent: false, whole: true, grpc: false }
 }
 
 fn status(status: u16) -> Outcome {
-    Outcome::Answered { status, stay_away: false }
+    Outcome::Answered { status: status.into(), stay_away: false }
 }
 
 #[test]
@@ -66,7 +67,7 @@ fn without_rules_what_was_sent_is_final() {
 #[test]
 fn what_is_tried_again() {
     let rules = rules();
-    let stay_away = Outcome::Answered { status: 503, stay_away: true };
+    let stay_away = Outcome::Answered { status: 503.into(), stay_away: true };
     let failed = Outcome::Failed;
     let told = Situation { told: true, ..FREE };
     let long = Situation { replayable: false, ..FREE };
@@ -95,6 +96,33 @@ fn what_is_tried_again() {
         assert_eq!(matches!(next, Next::Retry(_)), again, "{outcome:?} {request:?} {at:?}");
         assert!(again || next == Next::Give);
     }
+}
+
+#[test]
+fn calls_are_tried_again_for_their_own_status_whatever_their_method() {
+    const UNAVAILABLE: u8 = 14;
+    let rules = Rules { retry_on_grpc: vec![UNAVAILABLE], ..rules() };
+    let call = Request { grpc: true, ..post() };
+    let said = |grpc, stay_away| {
+        let status = Status { http: 200, grpc: Some(grpc) };
+        Outcome::Answered { status, stay_away }
+    };
+    for (outcome, at, again) in [
+        (said(UNAVAILABLE, false), FREE, true),
+        (said(UNAVAILABLE, true), FREE, false),
+        (said(UNAVAILABLE, false), Situation { replayable: false, ..FREE }, false),
+        (said(0, false), FREE, false),
+        (said(4, false), FREE, false),
+        // These do not say that nothing was done, and POST is not listed.
+        (status(503), FREE, false),
+        (Outcome::Failed(Failure::UpstreamClosed), FREE, false),
+    ] {
+        let mut plan = Plan::new(Some(&rules), call, Nanos::NEVER);
+        assert!(plan.may_retry() && plan.may_cost());
+        let next = plan.after(outcome, NOW, at, 0);
+        assert_eq!(matches!(next, Next::Retry(_)), again, "{outcome:?} {at:?}");
+    }
+    assert!(!Plan::new(Some(&rules), post(), Nanos::NEVER).may_retry(), "it is no call");
 }
 
 #[test]
@@ -230,7 +258,7 @@ proptest! {
                 2 => Outcome::Failed(Failure::UpstreamClosed),
                 3 => Outcome::Failed(Failure::ConnectRefused),
                 4 => Outcome::Failed(Failure::ConnectTimeout),
-                _ => Outcome::Answered { status: 503, stay_away: true },
+                _ => Outcome::Answered { status: 503.into(), stay_away: true },
             };
             sent += u32::from(matches!(kind, 0 | 1 | 2 | 5));
             match plan.after(outcome, now, FREE, draw) {

@@ -22,6 +22,8 @@ pub struct Forwarding<'a> {
     pub peer_is_trusted: bool,
     /// Written as `X-Request-ID`.
     pub request_id: &'a [u8],
+    /// The field that says who the client has proved to be, and what it says.
+    pub identity: Option<(&'a str, &'a str)>,
 }
 
 /// Fields that a route adds and removes.
@@ -31,12 +33,16 @@ pub struct Changes {
     pub drop: Vec<String>,
     /// Lines written at the end.
     pub add: Vec<(String, String)>,
+    /// Names by which only the proxy may speak. What many servers would take for the same is not
+    /// passed on either: they make one variable of `x-a` and `x_a`.
+    pub guarded: Vec<String>,
 }
 
 impl Changes {
     /// Whether a field of this name is not passed on.
     pub fn drops(&self, name: &[u8]) -> bool {
         self.drop.iter().any(|d| d.as_bytes().eq_ignore_ascii_case(name))
+            || self.guarded.iter().any(|g| is_alike(g.as_bytes(), name))
     }
 
     /// Appends the lines that are added.
@@ -45,6 +51,11 @@ impl Changes {
             line(out, name, value.as_bytes());
         }
     }
+}
+
+fn is_alike(one: &[u8], other: &[u8]) -> bool {
+    let same = |octet: &u8| if *octet == b'_' { b'-' } else { octet.to_ascii_lowercase() };
+    one.len() == other.len() && one.iter().map(same).eq(other.iter().map(same))
 }
 
 /// Appends the head that goes to the upstream. `buf`: what `head` was parsed from. The
@@ -148,6 +159,12 @@ fn forwarding_fields(
         write("Forwarded", &[Name::Forwarded], b", ", own.as_bytes());
     }
     write("X-Request-ID", &[], b"", f.request_id);
+    let is_of_route = |name: &str| changes.drop.iter().any(|d| d.eq_ignore_ascii_case(name));
+    if let Some((name, value)) = f.identity
+        && !is_of_route(name)
+    {
+        line(out, name, value.as_bytes());
+    }
 }
 
 /// What the client must know of this hop.
@@ -242,7 +259,7 @@ fn passes(
     field: &Field,
     changes: &Changes,
 ) -> bool {
-    if changes.drop.is_empty() && !connection_named {
+    if changes.drop.is_empty() && changes.guarded.is_empty() && !connection_named {
         return true;
     }
     let name = field.name.of(buf);
@@ -298,8 +315,9 @@ mod tests {
             proto: "http",
             peer_is_trusted: trusted,
             request_id: b"id-1",
+            identity: None,
         };
-        let changes = Changes { drop: vec!["x-secret".into()], add: vec![] };
+        let changes = Changes { drop: vec!["x-secret".into()], ..Changes::default() };
         let mut out = Vec::new();
         let target = head.target.of(raw.as_bytes());
         request(
@@ -312,6 +330,37 @@ mod tests {
             &changes,
         );
         String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn only_the_proxy_says_who_a_client_is() {
+        let raw = "GET / HTTP/1.1\r\nHost: a\r\nX-Who: eve\r\nx_WHO: eve\r\nX-Whom: 1\r\n\r\n";
+        let mut head = Request::default();
+        parse_request(raw.as_bytes(), &mut head, LIMITS).unwrap().unwrap();
+        let told = |identity: Option<(&str, &str)>, changes: &Changes| {
+            let forwarding = Forwarding {
+                peer: "192.0.2.1",
+                client: "192.0.2.1",
+                proto: "https",
+                peer_is_trusted: true,
+                request_id: b"id-1",
+                identity,
+            };
+            let mut out = Vec::new();
+            request(&mut out, raw.as_bytes(), &head, &[b"/"], b"a", &forwarding, changes);
+            let out = String::from_utf8(out).unwrap();
+            let fields = out.lines().filter(|line| line.to_lowercase().starts_with("x-who"));
+            fields.map(str::to_owned).collect::<Vec<_>>()
+        };
+        let guarded = Changes { guarded: vec!["x-who".into()], ..Changes::default() };
+        assert_eq!(told(None, &guarded), ["X-Whom: 1"]);
+        assert_eq!(told(Some(("x-who", "CN=a")), &guarded), ["X-Whom: 1", "x-who: CN=a"]);
+        let set = Changes {
+            drop: vec!["X-Who".into()],
+            add: vec![("X-Who".into(), "none".into())],
+            ..guarded
+        };
+        assert_eq!(told(Some(("x-who", "CN=a")), &set), ["X-Whom: 1", "X-Who: none"]);
     }
 
     #[test]

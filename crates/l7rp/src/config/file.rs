@@ -163,6 +163,9 @@ pub struct ClientAuthSection {
     /// Whether a client without a certificate is refused.
     #[serde(default)]
     pub mode: ClientAuthMode,
+    /// Field by which upstreams are told who the client is. Clients cannot send it themselves, on
+    /// any listener.
+    pub identity_header: Option<String>,
 }
 
 /// Whether a client without a certificate is refused.

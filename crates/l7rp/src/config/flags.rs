@@ -151,6 +151,7 @@ fn pool(upstreams: Vec<Upstream>) -> Pool {
             half_open_probes: 1,
             consecutive_failures: 5,
             failure_statuses: vec![(500, 599)],
+            failure_grpc_statuses: Vec::new(),
         },
         retry_budget: RetryBudget { ratio: 0.2, min_per_second: 10 },
         max_in_flight: 0,

@@ -137,6 +137,8 @@ pub struct ClientAuth {
     pub ca_file: PathBuf,
     /// Refuse clients without one.
     pub required: bool,
+    /// Name of the field that tells upstreams who the client is, in lower case.
+    pub identity_header: Option<String>,
 }
 
 /// Deadlines of a client connection.
@@ -390,6 +392,8 @@ pub struct Breaker {
     pub consecutive_failures: u32,
     /// Statuses that count as failures: ranges, both ends included.
     pub failure_statuses: Vec<(u16, u16)>,
+    /// Statuses of gRPC calls that count as failures.
+    pub failure_grpc_statuses: Vec<u8>,
 }
 
 /// Extra tries that a pool may be asked for.
@@ -505,6 +509,8 @@ pub struct Retry {
     pub methods: Vec<String>,
     /// Statuses that are tried again.
     pub retry_on: Vec<u16>,
+    /// Statuses of gRPC calls that are tried again.
+    pub retry_on_grpc: Vec<u8>,
     /// Octets of body kept for another try.
     pub max_replayable_body: usize,
     /// A second try beside the first after this; zero: none.

@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use l7rp_core::grpc;
 use serde_json::{Map, Value, json};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -65,6 +66,10 @@ fn digest(secret: &str) -> Value {
 }
 
 /// As the file has them: `503`, `"5xx"`.
+fn grpc_names(statuses: &[u8]) -> Vec<&'static str> {
+    statuses.iter().filter_map(|status| grpc::STATUSES.get(usize::from(*status)).copied()).collect()
+}
+
 fn statuses(ranges: &[(u16, u16)]) -> Vec<Value> {
     let one = |&(first, last): &(u16, u16)| match (first, last) {
         _ if first == last => first.into(),
@@ -133,9 +138,9 @@ fn listener_tls(of: &ListenerTls) -> Value {
             "ca_file": ca_file.as_ref().map(|path| path.to_string_lossy()),
         })
     };
-    let clients = |ClientAuth { ca_file, required }: &ClientAuth| {
+    let clients = |ClientAuth { ca_file, required, identity_header }: &ClientAuth| {
         let mode = if *required { "require" } else { "optional" };
-        json!({ "ca_file": ca_file.to_string_lossy(), "mode": mode })
+        json!({ "ca_file": ca_file.to_string_lossy(), "mode": mode, "identity_header": identity_header })
     };
     json!({
         "min_version": match min_version {
@@ -276,6 +281,7 @@ fn breaker(of: &Breaker) -> Value {
         half_open_probes,
         consecutive_failures,
         failure_statuses,
+        failure_grpc_statuses,
     } = of;
     json!({
         "failure_ratio": failure_ratio,
@@ -287,6 +293,7 @@ fn breaker(of: &Breaker) -> Value {
         "half_open_probes": half_open_probes,
         "consecutive_failures": consecutive_failures,
         "failure_statuses": statuses(failure_statuses),
+        "failure_grpc_statuses": grpc_names(failure_grpc_statuses),
     })
 }
 
@@ -365,6 +372,7 @@ fn retry(of: &Retry) -> Value {
         max_attempts,
         methods,
         retry_on,
+        retry_on_grpc,
         max_replayable_body,
         hedge_after,
         hedge_after_percentile,
@@ -375,6 +383,7 @@ fn retry(of: &Retry) -> Value {
         "max_attempts": max_attempts,
         "retry_methods": methods,
         "retry_on": retry_on,
+        "retry_on_grpc": grpc_names(retry_on_grpc),
         "max_replayable_body": max_replayable_body,
         "hedge_after": time(*hedge_after),
         "hedge_after_percentile": hedge_after_percentile,

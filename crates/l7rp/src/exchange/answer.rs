@@ -94,10 +94,12 @@ pub async fn refuse(
     }
     let mut answer =
         Answer { status: meaning.status, fields: &fields, content_type: "text/plain", body: &body };
-    let code = grpc_status(failure).to_string();
+    let code = grpc_status(failure);
+    let text = code.to_string();
     let mut for_grpc = fields.clone();
-    if record.is_grpc() {
-        for_grpc.extend([("Grpc-Status", code.as_str()), ("Grpc-Message", meaning.text)]);
+    if record.is_call() {
+        record.grpc_status = Some(code);
+        for_grpc.extend([("Grpc-Status", text.as_str()), ("Grpc-Message", meaning.text)]);
         answer =
             Answer { status: 200, fields: &for_grpc, content_type: "application/grpc", body: "" };
     }
@@ -250,7 +252,7 @@ fn grpc_status(failure: Failure) -> u8 {
     const INTERNAL: u8 = 13;
     const UNAVAILABLE: u8 = 14;
     match failure {
-        Failure::TotalTimeout => DEADLINE_EXCEEDED,
+        Failure::TotalTimeout | Failure::DeadlineExceeded => DEADLINE_EXCEEDED,
         Failure::RateLimited { .. } | Failure::BodyTooLarge => RESOURCE_EXHAUSTED,
         Failure::Forbidden => PERMISSION_DENIED,
         failure => match failure.meaning().status {

@@ -13,7 +13,7 @@ use l7rp_core::http1::Limits;
 use l7rp_core::http1::encode::{self, Forwarding, values};
 use l7rp_core::http1::request::Method;
 use l7rp_core::http1::response::{Response, parse_response};
-use l7rp_core::names::Nanos;
+use l7rp_core::names::{Nanos, Status};
 
 use super::client::Client;
 use super::forwarded::Sender;
@@ -44,7 +44,7 @@ pub struct Lap {
     /// It had served before.
     pub reused: bool,
     /// The response's status.
-    pub status: u16,
+    pub status: Status,
     /// What was read from the upstream; the head is at `head_at`, the body after it.
     pub buf: Vec<u8>,
     /// Where the response's head begins.
@@ -131,7 +131,7 @@ impl Attempt<'_, '_, '_> {
                         place.head_came(took, now);
                         self.learn(took, now);
                     }
-                    let status = self.space.response.status;
+                    let status = self.x.status(self.space.response, &buf[head_at..]);
                     return Ok(Lap { connection, reused, status, buf, head_at, body_at });
                 }
                 Err(failure) => {
@@ -201,6 +201,7 @@ impl Attempt<'_, '_, '_> {
             peer: &self.client.peer_text,
             client,
             sender: self.sender,
+            identity: self.client.identity().map(|identity| &**identity),
         };
         let out = &mut *self.space.to_upstream;
         write_head(out, self.x, self.pool, self.route, upstream, from, &self.id);
@@ -394,7 +395,7 @@ pub(super) async fn open(
             })?;
             Ok((Connection::shared(stream, upstream, worker.index), false))
         }
-        Err((Failure::ConnectTimeout, _)) if limit == left => Err(Failure::TotalTimeout),
+        Err((Failure::ConnectTimeout, _)) if limit == left => Err(x.out_of_time(deadline)),
         Err((failure, words)) => {
             upstream.ask_again();
             report(x, pool, upstream, failure, &words);
@@ -411,6 +412,8 @@ pub(super) struct Origin<'t> {
     pub(super) peer: &'t str,
     pub(super) client: &'t str,
     pub(super) sender: &'t Sender,
+    /// By its certificate.
+    pub(super) identity: Option<&'t str>,
 }
 
 /// Writes the request's head as `upstream` gets it.
@@ -441,6 +444,7 @@ pub(super) fn write_head(
         proto: from.scheme,
         peer_is_trusted: from.sender.is_trusted(),
         request_id: id.as_bytes(),
+        identity: x.listener.identity_header().zip(from.identity),
     };
     out.clear();
     encode::request(out, buf, head, parts, host, &forwarding, &route.request_changes);
@@ -513,11 +517,7 @@ fn next_deadline(
         }
         _ => {
             let at = upload.progress.plus(pool.plan.response_header_timeout);
-            if total <= at {
-                (total, Failure::TotalTimeout)
-            } else {
-                (at, Failure::ResponseTimeout)
-            }
+            if total <= at { (total, x.out_of_time(total)) } else { (at, Failure::ResponseTimeout) }
         }
     }
 }

@@ -26,7 +26,7 @@ pub struct Link {
     /// The name that the client has asked for in its TLS handshake.
     pub sni: Option<String>,
     /// Who the client is, by its certificate.
-    pub identity: Option<String>,
+    pub identity: Option<Rc<str>>,
 }
 
 /// A client's connection.
@@ -73,6 +73,11 @@ impl Client {
     /// The scheme that it uses.
     pub fn scheme(&self) -> &'static str {
         if self.link.as_ref().is_some_and(|link| link.is_tls) { "https" } else { "http" }
+    }
+
+    /// Who it is, by its certificate.
+    pub fn identity(&self) -> Option<&Rc<str>> {
+        self.link.as_ref()?.identity.as_ref()
     }
 
     /// Whether it speaks HTTP/2.

@@ -16,7 +16,7 @@ use super::client::Client;
 use super::forwarded::Sender;
 use super::record::Record;
 use super::upload::Upload;
-use super::{Exchange, Workspace, hedge, relay};
+use super::{Exchange, Workspace, grpc, hedge, relay};
 use crate::config::plan::{Algorithm, HashKey};
 use crate::live::Route;
 use crate::upstream::pool::{End, Place, Pool, Wanted};
@@ -60,7 +60,9 @@ pub async fn run<'a>(
     let key = hash_key(x, pool, client, sender);
     let method = x.incoming.head.method_text.of(x.incoming.buf);
     let keep = match (&route.retry, &route.plan.retry) {
-        (Some(rules), Some(retry)) if rules.may_retry(method) => retry.max_replayable_body as u64,
+        (Some(rules), Some(retry)) if rules.may_retry(method, x.is_call) => {
+            retry.max_replayable_body as u64
+        }
         _ => 0,
     };
     let mut upload = Upload::new(&x.incoming, &x.listener.plan.limits, x.max_body(route), keep)?;
@@ -113,6 +115,7 @@ fn request<'a>(x: &Exchange<'a>, upload: &Upload) -> Request<'a> {
         whole: upload.at_once(x.incoming.rest).is_some()
             && head.upgrade.len == 0
             && !head.expects_continue,
+        grpc: x.is_call,
     }
 }
 
@@ -139,7 +142,8 @@ impl<'a> Tries<'_, '_, 'a> {
         let mut again = false;
         loop {
             if !plan.may_begin(process.clock.now()) {
-                return Err(last.unwrap_or(Failure::TotalTimeout));
+                let out_of_time = self.attempt.x.out_of_time(plan.deadline());
+                return Err(last.unwrap_or(out_of_time));
             }
             // Once for each retry: one that is refused there does not go round and round.
             let anywhere = std::mem::take(&mut again);
@@ -149,7 +153,7 @@ impl<'a> Tries<'_, '_, 'a> {
             let now = process.clock.now();
             let outcome = match &result {
                 Ok(given) => Outcome::Answered {
-                    status: given.response.status,
+                    status: given.lap.status,
                     stay_away: plan.may_retry() && asks_to_stay_away(given),
                 },
                 Err(failure) => Outcome::Failed(*failure),
@@ -261,8 +265,7 @@ impl<'a> Tries<'_, '_, 'a> {
     /// Keeps an answer in case that no better one comes.
     fn spare(&mut self, mut given: Given<'a>, now: Nanos) {
         // What it is worth is known: its status.
-        self.record.upstream_time =
-            Some(given.place.settle(End::Answered(given.response.status), now));
+        self.record.upstream_time = Some(given.place.settle(End::Answered(given.lap.status), now));
         given.place.rise();
         if let Some(old) = self.spare.replace(given) {
             put_back(self.attempt.x, self.attempt.pool, old);
@@ -289,6 +292,9 @@ impl<'a> Tries<'_, '_, 'a> {
 /// Whether a response asks to be asked again only later.
 fn asks_to_stay_away(given: &Given<'_>) -> bool {
     let head = &given.lap.buf[given.lap.head_at..];
+    if given.lap.status.grpc.is_some() && grpc::pushes_back(head, &given.response.fields) {
+        return true;
+    }
     given.response.fields.iter().any(|field| {
         field.name.of(head).eq_ignore_ascii_case(b"retry-after") && field.value.of(head) != b"0"
     })

@@ -150,6 +150,7 @@ struct Second<'t, 'a> {
     route: &'a Route,
     sender: &'t Sender,
     scheme: &'static str,
+    identity: Option<Rc<str>>,
     peer: Rc<str>,
     client: Rc<str>,
     id: RequestId,
@@ -167,6 +168,7 @@ impl<'t, 'a> Second<'t, 'a> {
             route,
             sender,
             scheme: attempt.client.scheme(),
+            identity: attempt.client.identity().cloned(),
             peer: attempt.client.peer_text.clone(),
             client: sender.client(attempt.client).clone(),
             id: *id,
@@ -219,7 +221,7 @@ impl<'t, 'a> Second<'t, 'a> {
                 }
                 if second_ended.is_none() {
                     if let Poll::Ready(ended) = second.as_mut().poll(cx) {
-                        let wins = ended.as_ref().is_ok_and(|(lap, _)| self.wins(lap.status));
+                        let wins = ended.as_ref().is_ok_and(|(lap, _)| self.wins(lap.status.http));
                         second_ended = Some(ended);
                         if wins {
                             return Poll::Ready(());
@@ -245,7 +247,7 @@ impl<'t, 'a> Second<'t, 'a> {
     /// Whether nothing that the second can bring would be better.
     fn is_over(&self, first: &Ended) -> bool {
         match first {
-            Ok(lap) => self.wins(lap.status),
+            Ok(lap) => self.wins(lap.status.http),
             Err(fault) => fault.failure.meaning().again == Again::No,
         }
     }
@@ -263,9 +265,9 @@ impl<'t, 'a> Second<'t, 'a> {
             // It is good, or neither is, and then a response is better than none, and the
             // first one's better than the second's.
             (first, Some(Ok((lap, response))))
-                if !over && (self.wins(lap.status) || !matches!(first, Some(Ok(_)))) =>
+                if !over && (self.wins(lap.status.http) || !matches!(first, Some(Ok(_)))) =>
             {
-                if self.wins(lap.status) {
+                if self.wins(lap.status.http) {
                     self.stats().won_by_hedge.up();
                 }
                 Finish::Second(Box::new(Won { lap, response, place, first }))
@@ -280,7 +282,7 @@ impl<'t, 'a> Second<'t, 'a> {
                         place.settle(fault.end(), now);
                     }
                 }
-                if first.as_ref().is_ok_and(|lap| self.wins(lap.status)) {
+                if first.as_ref().is_ok_and(|lap| self.wins(lap.status.http)) {
                     self.stats().won_by_primary.up();
                 }
                 Finish::First(first)
@@ -301,6 +303,7 @@ impl<'t, 'a> Second<'t, 'a> {
             peer: &self.peer,
             client: &self.client,
             sender: self.sender,
+            identity: self.identity.as_deref(),
         };
         write_head(&mut head, self.x, self.pool, self.route, upstream, from, &self.id);
         let mut may_reuse = true;
@@ -313,7 +316,7 @@ impl<'t, 'a> Second<'t, 'a> {
                 Ok((response, head_at, body_at)) => {
                     let now = clock.now();
                     place.head_came(now.since(began), now);
-                    let status = response.status;
+                    let status = self.x.status(&response, &buf[head_at..]);
                     let lap = Lap { connection, reused, status, buf, head_at, body_at };
                     return Ok((lap, response));
                 }

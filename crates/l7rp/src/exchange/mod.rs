@@ -6,6 +6,7 @@ mod attempt;
 pub mod client;
 mod dispatch;
 mod forwarded;
+mod grpc;
 mod hedge;
 pub mod record;
 mod relay;
@@ -27,8 +28,9 @@ use l7rp_core::head::{self, Name};
 use l7rp_core::http1::Framing;
 use l7rp_core::http1::encode::values;
 use l7rp_core::http1::request::Request;
+use l7rp_core::http1::response::Response;
 use l7rp_core::limit::Slots;
-use l7rp_core::names::Nanos;
+use l7rp_core::names::{Nanos, Status};
 use l7rp_core::route::{self, parse_host};
 
 use crate::acme;
@@ -82,13 +84,17 @@ struct Exchange<'a> {
     snapshot: &'a Snapshot,
     listener: &'a Listener,
     incoming: Incoming<'a>,
+    /// It is a call of gRPC.
+    is_call: bool,
+    /// Until when the client itself wants an answer.
+    client_deadline: Nanos,
 }
 
 /// The buffers for outgoing heads, and the response's head.
 #[derive(Debug)]
 pub struct Workspace<'a> {
     /// The response's head.
-    pub response: &'a mut l7rp_core::http1::response::Response,
+    pub response: &'a mut Response,
     /// The head that goes to the upstream.
     pub to_upstream: &'a mut Vec<u8>,
     /// The head that goes to the client.
@@ -104,7 +110,7 @@ pub async fn run(
     incoming: Incoming<'_>,
     mut space: Workspace<'_>,
 ) -> Done {
-    let exchange = Exchange { worker, snapshot, listener, incoming };
+    let exchange = Exchange::new(worker, snapshot, listener, incoming);
     let sender = forwarded::sender(listener, client, &incoming);
     let mut record = Record::new(
         worker,
@@ -115,6 +121,7 @@ pub async fn run(
         exchange.request_id(&sender),
     );
     record.is_http2 = client.is_http2();
+    record.identity = client.identity().cloned();
     let served = {
         let mut serve = pin!(exchange.serve(client, &sender, &mut record, &mut space));
         poll_fn(|cx| poll_unharmed(serve.as_mut(), cx)).await
@@ -138,6 +145,20 @@ fn poll_unharmed(
 }
 
 impl<'a> Exchange<'a> {
+    fn new(
+        worker: &'a Worker,
+        snapshot: &'a Snapshot,
+        listener: &'a Listener,
+        incoming: Incoming<'a>,
+    ) -> Self {
+        let Incoming { buf, head, arrived, .. } = incoming;
+        // All calls take trailers, and hardly anything else does.
+        let is_call = head.takes_trailers && grpc::is_call(buf, head);
+        let timeout = is_call.then(|| grpc::timeout(buf, head)).flatten();
+        let client_deadline = timeout.map_or(Nanos::NEVER, |timeout| arrived.plus(timeout));
+        Self { worker, snapshot, listener, incoming, is_call, client_deadline }
+    }
+
     async fn serve(
         &self,
         client: &mut Client,
@@ -274,7 +295,23 @@ impl<'a> Exchange<'a> {
 
     fn deadline(&self, route: &Route) -> Nanos {
         let total = route.plan.total_timeout;
-        if total.is_zero() { Nanos::NEVER } else { self.incoming.arrived.plus(total) }
+        let own = if total.is_zero() { Nanos::NEVER } else { self.incoming.arrived.plus(total) };
+        own.min(self.client_deadline)
+    }
+
+    /// How a response says that it went, as far as its head tells.
+    fn status(&self, head: &Response, buf: &[u8]) -> Status {
+        let grpc = self.is_call.then(|| grpc::status(buf, &head.fields)).flatten();
+        Status { http: head.status, grpc }
+    }
+
+    /// What it means that `deadline` is over.
+    fn out_of_time(&self, deadline: Nanos) -> Failure {
+        if deadline == self.client_deadline {
+            Failure::DeadlineExceeded
+        } else {
+            Failure::TotalTimeout
+        }
     }
 
     /// The client's own id if it is well-formed and the client may choose, else a new one.

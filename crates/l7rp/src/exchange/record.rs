@@ -8,6 +8,7 @@ use l7rp_core::failure::Failure;
 use l7rp_core::http1::request::{Method, Request};
 use l7rp_core::names::Nanos;
 
+use super::grpc;
 use crate::live::{Listener, Route};
 use crate::observe::access_log::Entry;
 use crate::observe::stats::bad_reason_index;
@@ -80,10 +81,14 @@ pub struct Record<'a> {
     pub bytes_out: u64,
     /// Status of the answer; 0: none was sent.
     pub status: u16,
+    /// How a call of gRPC went.
+    pub grpc_status: Option<u8>,
     /// What went wrong.
     pub failure: Option<Failure>,
     /// The client speaks HTTP/2.
     pub is_http2: bool,
+    /// Who the client is, by its certificate.
+    pub identity: Option<Rc<str>>,
     /// The exchange came to its end, good or bad.
     pub ended: bool,
 }
@@ -115,8 +120,10 @@ impl<'a> Record<'a> {
             bytes_in: 0,
             bytes_out: 0,
             status: 0,
+            grpc_status: None,
             failure: None,
             is_http2: false,
+            identity: None,
             ended: false,
         }
     }
@@ -128,15 +135,10 @@ impl<'a> Record<'a> {
         self.reused = false;
     }
 
-    /// Whether the client speaks gRPC: it expects the outcome in a field and not in the status.
-    pub fn is_grpc(&self) -> bool {
-        let Some((buf, head)) = self.head else { return false };
-        let value = |name: &[u8]| {
-            let field = head.fields.iter().find(|f| f.name.of(buf).eq_ignore_ascii_case(name));
-            field.map_or(&b""[..], |field| field.value.of(buf))
-        };
-        let kind = value(b"content-type");
-        kind.starts_with(b"application/grpc") && !kind.starts_with(b"application/grpc-web")
+    /// Whether it is a call of gRPC: the client expects the outcome in a field and not in the
+    /// status.
+    pub fn is_call(&self) -> bool {
+        self.head.is_some_and(|(buf, head)| grpc::is_call(buf, head))
     }
 
     fn count(&self, took: Duration, status: u16) {
@@ -177,9 +179,11 @@ impl<'a> Record<'a> {
             path,
             status,
             duration: took,
+            grpc_status: self.grpc_status,
             bytes_in: self.bytes_in,
             bytes_out: self.bytes_out,
             client_ip: &self.client_ip,
+            client_identity: self.identity.as_deref().unwrap_or_default(),
             protocol,
             upstream: self.upstream.map_or("", |u| &u.url),
             pool: self.pool.map_or("", |p| &p.plan.name),

@@ -10,14 +10,14 @@ use l7rp_core::http1::Framing;
 use l7rp_core::http1::body::Body;
 use l7rp_core::http1::encode::{self, ToClient};
 use l7rp_core::http1::response::Response;
-use l7rp_core::names::Nanos;
+use l7rp_core::names::{Nanos, Status};
 
 use super::attempt::{Lap, PATIENCE};
 use super::client::{Client, poll_write_from};
 use super::dispatch::Answered;
 use super::record::Record;
 use super::upload::{MAX_TURNS, Upload, Waits};
-use super::{Done, Exchange, Next, Workspace};
+use super::{Done, Exchange, Next, Workspace, grpc};
 use crate::live::Route;
 use crate::stream::Stream;
 use crate::upstream::connection::Connection;
@@ -45,6 +45,8 @@ struct Download {
     head_len: usize,
     /// Octets of content that are out, framing included where it is passed on.
     body_sent: u64,
+    /// How a call of gRPC went, by the trailers.
+    grpc: Option<u8>,
     /// The upstream has sent more than the message.
     surplus: bool,
     /// Whole reads in a row; after a few the body is taken to be long.
@@ -72,7 +74,7 @@ pub async fn run<'a>(
     deadline: Nanos,
 ) -> Result<Done, Failure> {
     let Answered { mut place, lap, mut upload } = answered;
-    let Lap { mut connection, mut buf, head_at, body_at, .. } = lap;
+    let Lap { mut connection, mut buf, head_at, body_at, status, .. } = lap;
     let response = &*space.response;
     let decode = response.framing == Framing::Chunked && x.incoming.head.is_http10;
     let by_close = decode || response.framing == Framing::UntilClose;
@@ -104,11 +106,9 @@ pub async fn run<'a>(
     }
     record.bytes_in = upload.content();
     let received = upload.is_received();
-    let end = match result {
-        Ok(()) => End::Answered(response.status),
-        Err(failure @ Failure::ResponseTruncated) if download.was_held_up => End::Excused(failure),
-        Err(failure) => End::Failed(failure),
-    };
+    let status = Status { grpc: status.grpc.or(download.grpc.filter(|_| x.is_call)), ..status };
+    record.grpc_status = status.grpc;
+    let end = download.end(result, status);
     record.upstream_time = Some(place.settle(end, x.worker.process.clock.now()));
     drop(place);
     let reusable = result.is_ok() && upload.is_sent() && response.keep_alive && !download.surplus;
@@ -203,7 +203,7 @@ impl Relay<'_, '_> {
             }
             let (at, failure) = next_deadline(x, upload, download, *stall, *deadline);
             if good_at < at && client.timer.poll(cx, good_at).is_ready() {
-                place.settle(End::Answered(record.status), worker.process.clock.now());
+                place.settle(End::Answered(record.status.into()), worker.process.clock.now());
                 good_at = Nanos::NEVER;
             }
             client.timer.poll(cx, at).map(|()| Err(failure))
@@ -230,7 +230,7 @@ fn next_deadline(
         return (at.min(total), failure);
     }
     let at = stall.map_or(Nanos::NEVER, |stall| progress.plus(stall));
-    if total <= at { (total, Failure::TotalTimeout) } else { (at, Failure::ResponseStalled) }
+    if total <= at { (total, x.out_of_time(total)) } else { (at, Failure::ResponseStalled) }
 }
 
 impl Download {
@@ -245,6 +245,7 @@ impl Download {
             head_sent: 0,
             head_len: 0,
             body_sent: 0,
+            grpc: None,
             surplus: false,
             full_reads: 0,
             client_is_slow: false,
@@ -265,6 +266,15 @@ impl Download {
             self.at = self.len;
         }
         Ok(())
+    }
+
+    /// What it comes to for the upstream.
+    fn end(&self, result: Result<(), Failure>, status: Status) -> End {
+        match result {
+            Ok(()) => End::Answered(status),
+            Err(failure @ Failure::ResponseTruncated) if self.was_held_up => End::Excused(failure),
+            Err(failure) => End::Failed(failure),
+        }
     }
 
     /// Octets of body that are out.
@@ -288,6 +298,7 @@ impl Download {
         if !self.decode {
             let trailer = self.body.take_trailer();
             if !trailer.is_empty() {
+                self.grpc = grpc::status_in_trailer(&trailer);
                 self.buf.truncate(self.len);
                 self.buf.extend_from_slice(&trailer);
                 self.len = self.buf.len();

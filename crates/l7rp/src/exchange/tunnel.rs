@@ -71,7 +71,7 @@ pub(super) async fn run<'a>(
     );
     let now = worker.process.clock.now();
     // Both have agreed: what follows is theirs. The place is held to its end.
-    record.upstream_time = Some(place.settle(End::Answered(101), now));
+    record.upstream_time = Some(place.settle(End::Answered(101.into()), now));
     record.status = 101;
     let until = now.plus(x.listener.plan.timeouts.write);
     client.write_all(space.to_client, &[], until).await?;

@@ -22,10 +22,12 @@ pub struct Entry<'a> {
     pub host: &'a [u8],
     pub path: &'a [u8],
     pub status: u16,
+    pub grpc_status: Option<u8>,
     pub duration: Duration,
     pub bytes_in: u64,
     pub bytes_out: u64,
     pub client_ip: &'a str,
+    pub client_identity: &'a str,
     pub protocol: &'static str,
     pub upstream: &'a str,
     pub pool: &'a str,
@@ -88,10 +90,16 @@ fn write_entry(out: &mut Vec<u8>, level: Level, wall_ms: u64, e: &Entry<'_>) {
     text(out, "host", e.host);
     text(out, "path", e.path);
     number(out, "status", u64::from(e.status));
+    if let Some(status) = e.grpc_status {
+        number(out, "grpc_status", u64::from(status));
+    }
     millis(out, "duration_ms", e.duration);
     number(out, "bytes_in", e.bytes_in);
     number(out, "bytes_out", e.bytes_out);
     text(out, "client_ip", e.client_ip.as_bytes());
+    if !e.client_identity.is_empty() {
+        text(out, "client_identity", e.client_identity.as_bytes());
+    }
     text(out, "protocol", e.protocol.as_bytes());
     text(out, "upstream", e.upstream.as_bytes());
     text(out, "pool", e.pool.as_bytes());
@@ -172,10 +180,12 @@ mod tests {
             host: b"a.test",
             path,
             status: 502,
+            grpc_status: None,
             duration: Duration::from_micros(1_234_567),
             bytes_in: 1,
             bytes_out: 2,
             client_ip: "192.0.2.1",
+            client_identity: "",
             protocol: "HTTP/1.1",
             upstream: "http://127.0.0.1:9001",
             pool: "backend",

@@ -263,7 +263,7 @@ pub(super) fn names(certificate: &X509Certificate<'_>) -> Vec<String> {
     extension.value.general_names.iter().filter_map(name).collect()
 }
 
-fn address(octets: &[u8]) -> Option<String> {
+pub(super) fn address(octets: &[u8]) -> Option<String> {
     if let Ok(v4) = <[u8; 4]>::try_from(octets) {
         return Some(std::net::Ipv4Addr::from(v4).to_string());
     }

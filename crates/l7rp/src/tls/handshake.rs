@@ -4,14 +4,12 @@ use std::io;
 use std::time::Duration;
 
 use rustls::PeerIncompatible as Incompatible;
-use rustls::pki_types::CertificateDer;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
-use x509_parser::prelude::{FromDer, X509Certificate};
 
 use super::choose::ACME;
-use super::files;
+use super::identity;
 use super::server::Terminator;
 use crate::stream::Tls;
 
@@ -25,7 +23,7 @@ pub struct Accepted {
     /// The name that the client asked for, in lower case.
     pub sni: Option<String>,
     /// Who the client has proved to be: the subject of its certificate, or its first alternative
-    /// name. Without control characters.
+    /// name, in visible ASCII and spaces.
     pub client_identity: Option<String>,
 }
 
@@ -107,7 +105,7 @@ impl Terminator {
         let alpn_h2 = connection.alpn_protocol() == Some(b"h2");
         let sni = connection.server_name().map(str::to_ascii_lowercase);
         let client = connection.peer_certificates().and_then(<[_]>::first);
-        let client_identity = client.and_then(identity);
+        let client_identity = client.and_then(identity::of);
         let stream = Tls::new(tokio_rustls::TlsStream::from(stream));
         Ok(Accepted { stream, alpn_h2, sni, client_identity })
     }
@@ -135,15 +133,6 @@ async fn refuse_http(tcp: &mut TcpStream) {
         tokio::io::copy(&mut tcp.take(MOST), &mut tokio::io::sink()).await
     })
     .await;
-}
-
-/// Who a verified certificate says that the client is.
-fn identity(der: &CertificateDer<'_>) -> Option<String> {
-    let (_, certificate) = X509Certificate::from_der(der).ok()?;
-    let subject = certificate.subject().to_string();
-    let name =
-        if subject.is_empty() { files::names(&certificate).into_iter().next()? } else { subject };
-    Some(name.chars().map(|c| if c.is_control() { '?' } else { c }).collect())
 }
 
 fn why(e: &io::Error) -> &'static str {

@@ -5,6 +5,7 @@ pub mod choose;
 pub mod client;
 pub mod files;
 mod handshake;
+mod identity;
 pub mod issued;
 mod material;
 pub mod server;

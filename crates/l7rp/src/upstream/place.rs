@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use l7rp_core::failure::{Blame, Failure};
-use l7rp_core::names::Nanos;
+use l7rp_core::names::{Nanos, Status};
 use l7rp_core::upstream::breaker::{Permit, Verdict};
 
 use super::member::Upstream;
@@ -36,7 +36,7 @@ pub struct Place<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// With a whole response of this status.
-    Answered(u16),
+    Answered(Status),
     /// Without.
     Failed(Failure),
     /// Without, and the client had its part in it: it says nothing about the upstream.
@@ -131,7 +131,7 @@ impl<'a> Place<'a> {
         counts.duration.record(took);
         let verdict = match end {
             End::Answered(status) => {
-                counts.status.up(status);
+                counts.status.up(status.http);
                 let failed = self.pool.is_failure(status);
                 Some(if failed { Verdict::Failure } else { Verdict::Success })
             }

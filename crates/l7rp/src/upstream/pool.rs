@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use l7rp_core::failure::{Failure, Scope};
 use l7rp_core::limit::RetryBudget;
-use l7rp_core::names::Nanos;
+use l7rp_core::names::{Nanos, Status};
 use l7rp_core::pick::{self, Ask, Eligible, Member, Seat, Tried};
 use l7rp_core::upstream::breaker::State;
 use l7rp_core::upstream::ramp;
@@ -330,8 +330,11 @@ impl Pool {
     }
 
     /// Whether a response with `status` counts as a failure.
-    pub(super) fn is_failure(&self, status: u16) -> bool {
-        self.plan.breaker.failure_statuses.iter().any(|&(from, to)| (from..=to).contains(&status))
+    pub(super) fn is_failure(&self, status: Status) -> bool {
+        let breaker = &self.plan.breaker;
+        let within = |&(from, to): &(u16, u16)| (from..=to).contains(&status.http);
+        breaker.failure_statuses.iter().any(within)
+            || status.grpc.is_some_and(|grpc| breaker.failure_grpc_statuses.contains(&grpc))
     }
 
     /// Feeds the latency of `upstream`: from sending a request to the head of its response.

@@ -314,6 +314,8 @@ pub struct CircuitBreaker {
     pub consecutive_failures: u32,
     /// Statuses that count as failures: numbers, or classes like "5xx".
     pub failure_statuses: Vec<StatusSpec>,
+    /// Statuses of gRPC calls that count as failures, like "UNAVAILABLE".
+    pub failure_grpc_statuses: Vec<String>,
 }
 
 impl Default for CircuitBreaker {
@@ -328,6 +330,7 @@ impl Default for CircuitBreaker {
             half_open_probes: 5,
             consecutive_failures: 0,
             failure_statuses: vec![StatusSpec::Class(5)],
+            failure_grpc_statuses: Vec::new(),
         }
     }
 }

@@ -173,6 +173,9 @@ pub struct RetrySection {
     pub retry_methods: Vec<String>,
     /// Statuses that are tried again.
     pub retry_on: Vec<i64>,
+    /// Statuses of gRPC calls that are tried again, like "UNAVAILABLE"; their method need not be
+    /// listed.
+    pub retry_on_grpc: Vec<String>,
     /// Length of a body that is kept for another try.
     pub max_replayable_body: Size,
     /// A second try beside the first after this time; 0: none.
@@ -191,6 +194,7 @@ impl Default for RetrySection {
             max_attempts: 3,
             retry_methods: vec!["GET".into(), "HEAD".into()],
             retry_on: vec![502, 503, 504],
+            retry_on_grpc: Vec::new(),
             max_replayable_body: Size(65536),
             hedge_after: Time::secs(0),
             hedge_after_percentile: 0.0,

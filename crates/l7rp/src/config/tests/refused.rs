@@ -220,6 +220,18 @@ fn listeners() {
             listener("tls: { certs: [{ cert: a, key: b }], client_auth: { mode: maybe } }"),
         ),
         (
+            "an identity_header that tells something else",
+            listener(
+                "tls: { certs: [{ cert: a, key: b }], client_auth: { ca_file: c, identity_header: X-Real-IP } }",
+            ),
+        ),
+        (
+            "an identity_header that frames",
+            listener(
+                "tls: { certs: [{ cert: a, key: b }], client_auth: { ca_file: c, identity_header: TE } }",
+            ),
+        ),
+        (
             "client_auth without ca_file",
             listener("tls: { certs: [{ cert: a, key: b }], client_auth: {} }"),
         ),
@@ -295,6 +307,7 @@ fn health() {
         ("window_size below min_observations", breaker("window_size: 10")),
         ("no probes", breaker("half_open_probes: 0")),
         ("failure_statuses", breaker("failure_statuses: [5xx, 999]")),
+        ("failure_grpc_statuses", breaker("failure_grpc_statuses: [UNAVAILABLE, unavailable, 14]")),
     ]);
     insta::assert_snapshot!(told);
 }
@@ -373,6 +386,7 @@ fn middleware() {
         ("max_attempts", item("retry: { max_attempts: 0 }")),
         ("max_replayable_body", item("retry: { max_replayable_body: 2GiB }")),
         ("retry_on", item("retry: { retry_on: [502, 99, 600] }")),
+        ("retry_on_grpc", item("retry: { retry_on_grpc: [UNAVAILABLE, \"503\"] }")),
         ("retry_methods", item("retry: { retry_methods: [Get] }")),
         ("hedgeable", item("retry: { hedgeable: [POST, get] }")),
         ("percentile", item("retry: { hedge_after_percentile: 100 }")),

@@ -38,6 +38,23 @@ pub(super) fn changeable(text: &str) -> Result<String, Complaint> {
     Ok(name)
 }
 
+/// The name of a field by which the proxy tells something of its own; lower case.
+pub(super) fn ours(text: &str) -> Result<String, Complaint> {
+    const TAKEN: [&str; 6] = [
+        "forwarded",
+        "x-forwarded-for",
+        "x-forwarded-host",
+        "x-forwarded-proto",
+        "x-real-ip",
+        "x-request-id",
+    ];
+    let name = changeable(text)?;
+    if TAKEN.contains(&name.as_str()) {
+        return Err(Complaint::new(format!("`{text}` tells something else already")));
+    }
+    Ok(name)
+}
+
 /// The value of a field. A line break in it would begin another field.
 pub(super) fn value(text: &str) -> Result<(), Complaint> {
     for c in text.chars() {

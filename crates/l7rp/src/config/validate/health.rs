@@ -1,5 +1,7 @@
 //! Health checks and breakers.
 
+use l7rp_core::grpc;
+
 use super::{Check, Complaint, words};
 use crate::config::file::{
     Active, CircuitBreaker, Health as Written, KeyPath, Passive, StatusSpec, show_duration,
@@ -111,10 +113,27 @@ pub(super) fn breaker(check: &mut Check<'_>, written: &CircuitBreaker, at: &KeyP
         ),
         consecutive_failures: written.consecutive_failures,
         failure_statuses: check.statuses(&written.failure_statuses, &at.key("failure_statuses")),
+        failure_grpc_statuses: check
+            .grpc_statuses(&written.failure_grpc_statuses, &at.key("failure_grpc_statuses")),
     }
 }
 
 impl Check<'_> {
+    /// Statuses of gRPC calls, by name.
+    pub(super) fn grpc_statuses(&mut self, written: &[String], at: &KeyPath) -> Vec<u8> {
+        let mut statuses = Vec::with_capacity(written.len());
+        for (i, name) in written.iter().enumerate() {
+            if let Some(status) = grpc::STATUSES.iter().position(|status| status == name) {
+                statuses.push(status as u8);
+            } else {
+                let message = format!("`{}` is not a gRPC status", name.escape_debug());
+                let help = format!("the statuses are {}", grpc::STATUSES.join(", "));
+                self.complain(&at.index(i), Complaint::new(message).help(help));
+            }
+        }
+        statuses
+    }
+
     /// Ranges of statuses, both ends included.
     fn statuses(&mut self, written: &[StatusSpec], at: &KeyPath) -> Vec<(u16, u16)> {
         let mut ranges = Vec::with_capacity(written.len());

@@ -3,7 +3,7 @@
 use ipnet::IpNet;
 
 use super::files::Mention;
-use super::{Check, Complaint, Unique, net, words};
+use super::{Check, Complaint, Unique, headers, net, words};
 use crate::config::file::{
     AutocertSection, CertSection, ClientAuthMode, ClientAuthSection, File, KeyPath,
     ListenerSection, TlsSection,
@@ -228,5 +228,9 @@ fn client_auth(check: &mut Check<'_>, written: &ClientAuthSection, at: &KeyPath)
     ClientAuth {
         ca_file: ca_file.map(|file| check.ca(file, &at.key("ca_file"))).unwrap_or_default(),
         required: written.mode == ClientAuthMode::Require,
+        identity_header: written
+            .identity_header
+            .as_ref()
+            .and_then(|name| check.or_complain(headers::ours(name), &at.key("identity_header"))),
     }
 }

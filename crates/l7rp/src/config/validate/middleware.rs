@@ -138,6 +138,7 @@ fn retry(check: &mut Check<'_>, written: &RetrySection, at: &KeyPath) -> Retry {
         max_attempts: u32::try_from(written.max_attempts).unwrap_or(1),
         methods: check.methods(&written.retry_methods, &at.key("retry_methods")),
         retry_on,
+        retry_on_grpc: check.grpc_statuses(&written.retry_on_grpc, &at.key("retry_on_grpc")),
         max_replayable_body,
         hedge_after: check.time(written.hedge_after, &at.key("hedge_after")),
         hedge_after_percentile: percentile,

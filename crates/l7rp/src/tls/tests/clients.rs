@@ -54,7 +54,7 @@ async fn client_certificates() {
     };
     for required in [true, false] {
         let ca_file = theirs.path("ca.pem");
-        plan.client_auth = Some(ClientAuth { ca_file, required });
+        plan.client_auth = Some(ClientAuth { ca_file, required, identity_header: None });
         let server = terminator(&plan);
         let (accepted, connected) = shake(&server, &with(&theirs, "alice"), "a.test").await;
         assert_eq!(accepted.unwrap().client_identity.as_deref(), Some("CN=alice"));
@@ -77,7 +77,7 @@ async fn client_certificates() {
     let client_cert = Some((nameless.cert, nameless.key));
     let client = originator(&UpstreamTls { client_cert, ..trusting(&ca) });
     let (accepted, _) = shake(&terminator(&plan), &client, "a.test").await;
-    assert_eq!(accepted.unwrap().client_identity.as_deref(), Some("svc.test"));
+    assert_eq!(accepted.unwrap().client_identity.as_deref(), Some("DNS:svc.test"));
 }
 
 /// What comes of a client that sends `words` and then ends its side.

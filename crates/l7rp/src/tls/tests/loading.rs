@@ -85,7 +85,8 @@ fn everything_that_is_wrong_is_told() {
         with(&ca.path("none.crt"), &ca.write("weak.key", weak)),
         with(&ca.write("strange.crt", strange), &good.cert),
     ]);
-    plan.client_auth = Some(ClientAuth { ca_file: ca.path("strange.crt"), required: true });
+    plan.client_auth =
+        Some(ClientAuth { ca_file: ca.path("strange.crt"), required: true, identity_header: None });
     assert_eq!(
         wrong(&ca, &plan),
         [

@@ -37,7 +37,8 @@ async fn a_ticket_opens_no_door_that_asks_for_more() {
     let (ca, other) = (Ca::new("ca"), Ca::new("other"));
     let open = testing::listener(vec![ca.issue("a", &["a.test"])]);
     let guarded = |ca: &Ca, required| {
-        let client_auth = Some(ClientAuth { ca_file: ca.path("ca.pem"), required });
+        let client_auth =
+            Some(ClientAuth { ca_file: ca.path("ca.pem"), required, identity_header: None });
         ListenerTls { client_auth, ..open.clone() }
     };
     let resumption = Resumption::new().unwrap();

@@ -175,7 +175,7 @@ impl<'a> Both<'a> {
         let failed = match end {
             End::Answered(status) => {
                 one.answers += 1;
-                Some(self.model.is_failure(status))
+                Some(self.model.is_failure(status.http))
             }
             End::Failed(failure) if failure.meaning().blame == Blame::Upstream => {
                 one.errors += 1;

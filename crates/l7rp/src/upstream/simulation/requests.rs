@@ -295,7 +295,7 @@ impl<'a> World<'a> {
         };
         let outcome = match ended {
             Ok(status) => Outcome::Answered {
-                status,
+                status: status.into(),
                 stay_away: r.plan.may_retry() && self.both.rng.u32(..20) == 0,
             },
             Err(fault) => Outcome::Failed(fault.failure),
@@ -344,7 +344,7 @@ impl<'a> World<'a> {
 
     /// `Tries::spare`.
     fn spare(&mut self, r: &mut Request<'a>, mut held: Held<'a>, status: u16) {
-        self.both.settle(&mut held, End::Answered(status));
+        self.both.settle(&mut held, End::Answered(status.into()));
         if let Some((old, _)) = r.spare.replace((held, status)) {
             self.both.leave(old);
         }
@@ -385,7 +385,7 @@ impl<'a> World<'a> {
         assert!(r.counts.sent <= rules.max_attempts.max(2), "{} tries", r.counts.sent);
         let wanted = match outcome {
             Outcome::Answered { status, stay_away } => {
-                rules.retry_on.contains(&status) && !stay_away
+                rules.retry_on.contains(&status.http) && !stay_away
             }
             Outcome::Failed(failure) => {
                 failure.meaning().again == Again::IfRepeatable
@@ -413,7 +413,7 @@ impl<'a> World<'a> {
         let token = self.token();
         let now = self.both.now;
         let (at, finish) = if r.kind.upgrade && status == 200 {
-            self.both.settle(&mut held, End::Answered(101));
+            self.both.settle(&mut held, End::Answered(101.into()));
             (now.plus(between(&mut self.both.rng, 10, 600_000)), Finish::Whole)
         } else {
             let mood = self.moods[held.ix()];
@@ -433,7 +433,7 @@ impl<'a> World<'a> {
         let flowing = self.requests.get_mut(&id).and_then(|r| r.flowing.as_mut());
         if let Some(one) = flowing.filter(|one| one.token == token) {
             self.both.seen.count("probe called good");
-            self.both.settle(&mut one.held, End::Answered(one.status));
+            self.both.settle(&mut one.held, End::Answered(one.status.into()));
         }
     }
 
@@ -443,7 +443,7 @@ impl<'a> World<'a> {
         match r.flowing.take() {
             Some(Flowing { mut held, token: ours, status }) if ours == token => {
                 let end = match finish {
-                    Finish::Whole => End::Answered(status),
+                    Finish::Whole => End::Answered(status.into()),
                     Finish::Cut(failure) => End::Failed(failure),
                 };
                 self.both.settle(&mut held, end);
@@ -486,7 +486,7 @@ impl<'a> World<'a> {
 
 fn end(ended: Ended) -> End {
     match ended {
-        Ok(status) => End::Answered(status),
+        Ok(status) => End::Answered(status.into()),
         Err(Fault { failure, .. }) => End::Failed(failure),
     }
 }

@@ -144,6 +144,7 @@ fn breaker(rng: &mut fastrand::Rng) -> Breaker {
         open_max: open_min + between(rng, 1, 10_000),
         half_open_probes: rng.u32(1..=5),
         consecutive_failures: if rng.bool() { 0 } else { rng.u32(1..8) },
+        failure_grpc_statuses: Vec::new(),
         failure_statuses: one_of(
             rng,
             &[&[(500, 599)][..], &[(502, 504)], &[(429, 429), (500, 500)]],
@@ -178,6 +179,7 @@ fn rules(rng: &mut fastrand::Rng) -> Rules {
     Rules {
         max_attempts: rng.u32(1..6),
         methods: words(one_of(rng, &[&["GET"][..], &["GET", "POST"]])),
+        retry_on_grpc: Vec::new(),
         retry_on: one_of(rng, &[&[502, 503, 504][..], &[429, 500, 502, 503, 504], &[503]]).to_vec(),
         backoff: if rng.bool() { Duration::from_millis(25) } else { between(rng, 1, 300) },
         hedge_after: if rng.bool() { Duration::ZERO } else { between(rng, 2, 300) },

@@ -173,6 +173,7 @@ impl<'a> World<'a> {
         let get = rng.u32(..4) > 0;
         let upgrade = rng.u32(..40) == 0;
         let request = attempts::Request {
+            grpc: false,
             method: if get { b"GET" } else { b"POST" },
             idempotent: get,
             whole: !upgrade && rng.u32(..10) > 0,
@@ -298,7 +299,7 @@ impl<'a> World<'a> {
     fn recovers(&mut self, ix: usize) {
         for _ in 0..self.setup.pool.breaker.half_open_probes {
             let mut held = self.both.take_only(ix).expect("its time has come");
-            self.both.settle(&mut held, End::Answered(200));
+            self.both.settle(&mut held, End::Answered(200.into()));
             self.both.leave(held);
         }
         assert_eq!(self.both.pool.upstreams[ix].breaker.state(), State::Closed);
