@@ -50,6 +50,8 @@ mod measure;
 mod memory;
 mod observability;
 mod passive;
+mod peers_testssl;
+mod peers_tls;
 mod pipelining;
 mod plan;
 mod rate_limit;
