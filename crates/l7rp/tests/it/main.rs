@@ -85,6 +85,7 @@ mod tls;
 mod tls_clients;
 mod tls_kit;
 mod tls_reload;
+mod tls_rows;
 mod tls_upstream;
 mod trailers;
 mod tries;
