@@ -2,12 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::run::{cargo, succeeds};
+use crate::run::{cargo, command, succeeds};
 
 /// A program from the operating system's packages.
 pub(crate) struct System {
     /// Its name on the search path.
     pub(crate) program: &'static str,
+    /// What must be there beside it, if it is a Python: this module.
+    module: Option<&'static str>,
     /// The Debian package that holds it.
     pub(crate) package: &'static str,
     /// What it is for.
@@ -17,7 +19,7 @@ pub(crate) struct System {
 }
 
 const fn tool(program: &'static str, package: &'static str, why: &'static str) -> System {
-    System { program, package, why, service: None }
+    System { program, module: None, package, why, service: None }
 }
 
 const fn server(
@@ -26,7 +28,22 @@ const fn server(
     service: &'static str,
     why: &'static str,
 ) -> System {
-    System { program, package, why, service: Some(service) }
+    System { program, module: None, package, why, service: Some(service) }
+}
+
+/// A module of the system's own Python: another one that comes first on the path does not see
+/// the system's packages.
+const fn python(module: &'static str, package: &'static str, why: &'static str) -> System {
+    System { program: "/usr/bin/python3", module: Some(module), package, why, service: None }
+}
+
+impl System {
+    fn is_there(&self) -> bool {
+        let has = |python: PathBuf, module: &str| {
+            succeeds(command(python).args(["-c", &format!("import {module}")]))
+        };
+        find(self.program).is_some_and(|path| self.module.is_none_or(|module| has(path, module)))
+    }
 }
 
 /// What the tests and measurements call.
@@ -44,6 +61,7 @@ pub(crate) const SYSTEM: &[System] = &[
     tool("pebble", "pebble", "a CA that is not ours"),
     tool("strace", "strace", "counts system calls"),
     tool("jq", "jq", "judges JSON output"),
+    python("grpc", "python3-grpcio", "a gRPC peer that is not tonic"),
 ];
 
 /// A cargo subcommand that comes as a crate.
@@ -73,7 +91,7 @@ impl Subcommand {
 
 /// The system programs that are not there.
 pub(crate) fn missing() -> Vec<&'static System> {
-    SYSTEM.iter().filter(|tool| find(tool.program).is_none()).collect()
+    SYSTEM.iter().filter(|tool| !tool.is_there()).collect()
 }
 
 /// Where `program` is. Debian's servers live in sbin, which is not on every person's path.
@@ -100,5 +118,14 @@ mod tests {
         assert!(find("sh").is_some());
         assert!(find("no-such-program-here").is_none());
         assert!(!is_program(Path::new("/")));
+    }
+
+    #[test]
+    fn a_module_is_more_than_its_python() {
+        let no_module = python("no_such_module_here", "", "");
+        assert!(!no_module.is_there());
+        assert!(!System { program: "no-such-program-here", ..no_module }.is_there());
+        // Present or not, as the system is: a module of Python itself comes with Python.
+        assert_eq!(python("json", "", "").is_there(), find("/usr/bin/python3").is_some());
     }
 }

@@ -32,26 +32,23 @@ fn core_depends_on_data_structures_only() {
         // Only under `--cfg loom`, for tests.
         "loom",
     ];
-    let manifest = read("crates/l7rp-core/Cargo.toml");
-    let mut hits = Vec::new();
-    let mut section = "";
-    for line in manifest.lines().map(str::trim) {
-        if line.starts_with('[') {
-            section = line.trim_matches(['[', ']']);
-        }
-        // `[dependencies]`, `[target.….dependencies]`, `[build-dependencies]`; tests may use more.
-        if !section.ends_with("dependencies") || section.ends_with("dev-dependencies") {
-            continue;
-        }
-        let name = line.split(['=', '.', ' ']).next().unwrap_or_default();
-        if !name.is_empty() && !name.starts_with(['[', '#']) && !ALLOWED.contains(&name) {
-            hits.push(format!("crates/l7rp-core/Cargo.toml: {name}"));
-        }
-    }
+    let mut hits = shipped_dependencies("crates/l7rp-core/Cargo.toml");
+    hits.retain(|name| !ALLOWED.contains(&name.as_str()));
     refuse(
         &hits,
         "the core decides and does nothing else: a runtime, a logger or a serializer in its reach \
          ends that. If the crate is a pure data structure or parser, add it to ALLOWED here",
+    );
+}
+
+#[test]
+fn the_program_is_built_on_no_other_http() {
+    let mut hits = shipped_dependencies("crates/l7rp/Cargo.toml");
+    hits.retain(|name| ["tonic", "tower", "hyper"].iter().any(|banned| name.starts_with(banned)));
+    refuse(
+        &hits,
+        "deny.toml bans hyper and tower, and lets tonic have them: a peer for tests, in whose \
+         name they would come back",
     );
 }
 
@@ -253,6 +250,28 @@ fn nothing_that_input_reaches_panics() {
 /// lines, which clippy sees to.
 fn is_expected(before: &str, lint: &str) -> bool {
     before.lines().rev().take(65).any(|line| line.contains(lint))
+}
+
+/// What `manifest` names under `[dependencies]`, `[target.….dependencies]` and
+/// `[build-dependencies]`; tests may use more.
+fn shipped_dependencies(manifest: &str) -> Vec<String> {
+    let mut names = Vec::new();
+    let mut section = "";
+    let text = read(manifest);
+    for line in text.lines().map(str::trim) {
+        if line.starts_with('[') {
+            section = line.trim_matches(['[', ']']);
+        }
+        if !section.ends_with("dependencies") || section.ends_with("dev-dependencies") {
+            continue;
+        }
+        let name = line.split(['=', '.', ' ']).next().unwrap_or_default();
+        if !name.is_empty() && !name.starts_with(['[', '#']) {
+            names.push(name.to_owned());
+        }
+    }
+    assert!(!names.is_empty(), "{manifest}: no dependencies? Then this test must follow");
+    names
 }
 
 /// Fails with all of the places at once, and the reason.
