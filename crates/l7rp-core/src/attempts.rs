@@ -12,6 +12,9 @@ use crate::names::{Nanos, Status};
 /// A request waits for a connection in vain at this many upstreams at most: each costs a whole
 /// `connect_timeout`.
 const MAX_CONNECT_TIMEOUTS: u32 = 3;
+/// A request is turned away unprocessed by this many upstreams at most: where so many have too much
+/// to do, it should not be asked of the rest as well.
+const MAX_REFUSALS: u32 = 3;
 /// A try that has less time than this before the deadline is not begun.
 const FLOOR: Duration = Duration::from_millis(10);
 /// Doubling of the back-off ends here.
@@ -92,8 +95,11 @@ pub enum Outcome {
 
 /// What holds at the moment a try has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "four facts that do not depend on each other")]
 pub struct Situation {
     /// All that was sent so far can be sent again.
+    pub whole: bool,
+    /// It is also short enough for the route to try it again.
     pub replayable: bool,
     /// The client was told something that cannot be taken back: an interim response other than
     /// 100 and 103.
@@ -125,13 +131,14 @@ pub struct Plan<'a> {
     /// Tries that may have reached an upstream.
     sent: u32,
     connect_timeouts: u32,
+    refusals: u32,
 }
 
 impl<'a> Plan<'a> {
     /// A plan under a route's rules, if it has any; `deadline` ends everything.
     #[must_use]
     pub fn new(rules: Option<&'a Rules>, request: Request<'a>, deadline: Nanos) -> Self {
-        Self { rules, request, deadline, sent: 0, connect_timeouts: 0 }
+        Self { rules, request, deadline, sent: 0, connect_timeouts: 0, refusals: 0 }
     }
 
     /// Until when.
@@ -174,7 +181,17 @@ impl<'a> Plan<'a> {
             return if patient && self.may_begin(now) { Next::Elsewhere } else { Next::Give };
         }
         self.sent += at.tries;
-        let Some(rules) = self.rules else { return Next::Give };
+        let refused = matches!(outcome, Outcome::Failed(failure)
+            if failure.meaning().again == Again::Unprocessed);
+        self.refusals += u32::from(refused);
+        let patient = self.refusals < MAX_REFUSALS;
+        let again = at.whole && !at.told && !at.draining;
+        let otherwise = if refused && again && patient && self.may_begin(now) {
+            Next::Elsewhere
+        } else {
+            Next::Give
+        };
+        let Some(rules) = self.rules else { return otherwise };
         let wanted = match outcome {
             Outcome::Answered { status, stay_away } => {
                 // A 101 is no answer but another protocol.
@@ -184,17 +201,17 @@ impl<'a> Plan<'a> {
             }
             Outcome::Failed(failure) => {
                 let meaning = failure.meaning();
-                meaning.again == Again::IfRepeatable
+                matches!(meaning.again, Again::IfRepeatable | Again::Unprocessed)
                     && rules.retry_on.contains(&meaning.status)
                     && rules.lists(self.request.method)
             }
         };
-        let possible = at.replayable && !at.told && !at.draining;
-        if !wanted || !possible || self.sent >= rules.max_attempts {
-            return Next::Give;
+        let allowed = again && at.replayable && self.sent < rules.max_attempts;
+        if !(wanted && allowed) {
+            return otherwise;
         }
         let begin = now.plus(self.backoff(rules, draw));
-        if self.may_begin(begin) { Next::Retry(begin) } else { Next::Give }
+        if self.may_begin(begin) { Next::Retry(begin) } else { otherwise }
     }
 
     /// Half to all of the doubled back-off, so that clients that failed together do not come

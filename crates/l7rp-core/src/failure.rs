@@ -19,6 +19,9 @@ pub enum Blame {
 pub enum Again {
     /// Nothing was sent: any request may be tried on another upstream.
     Unsent,
+    /// The upstream says that it did nothing with it: any request that can be sent again may be
+    /// tried on another.
+    Unprocessed,
     /// The upstream may have seen it: only what is safe to repeat.
     IfRepeatable,
     /// No other try can help.
@@ -253,7 +256,7 @@ impl Failure {
     /// What this failure means.
     #[rustfmt::skip] // a table, a row a line
     pub fn meaning(self) -> Meaning {
-        use Again::{IfRepeatable, No, Unsent};
+        use Again::{IfRepeatable, No, Unprocessed, Unsent};
         use Blame::{Client, Proxy, Upstream};
         match self {
             Self::BadRequest(why) => row(400, Client, No, "http_request_error", why.name(), "bad request"),
@@ -290,7 +293,7 @@ impl Failure {
             Self::TlsCertificate => row(502, Upstream, Unsent, "tls_certificate_error", "tls_certificate", "upstream certificate not accepted"),
             Self::TlsProtocol => row(502, Upstream, Unsent, "tls_protocol_error", "tls_protocol", "TLS handshake with the upstream failed"),
             Self::LocalShortage => row(503, Proxy, No, "proxy_internal_error", "local_shortage", "proxy is out of a local resource"),
-            Self::StreamRefused => row(503, Proxy, IfRepeatable, "connection_terminated", "stream_refused", "upstream did not process the request"),
+            Self::StreamRefused => row(503, Proxy, Unprocessed, "connection_terminated", "stream_refused", "upstream did not process the request"),
             Self::UpstreamClosed => row(502, Upstream, IfRepeatable, "connection_terminated", "upstream_closed", "upstream closed the connection without a response"),
             Self::ResponseTimeout => row(504, Upstream, IfRepeatable, "http_response_timeout", "response_timeout", "upstream did not respond in time"),
             Self::TotalTimeout => row(504, Upstream, No, "http_response_timeout", "total_timeout", "request took longer than the route allows"),

@@ -47,7 +47,18 @@ const LAST_LINES: Duration = Duration::from_secs(1);
 ///
 /// # Errors
 /// What is wrong with it, and where: a line for each.
-pub type Source = Arc<dyn Fn() -> Result<(Plan, Places), Vec<String>> + Send + Sync>;
+pub type Source = Arc<dyn Fn() -> Result<Fresh, Vec<String>> + Send + Sync>;
+
+/// What was read anew.
+#[derive(Debug)]
+pub struct Fresh {
+    /// What is to be put in force.
+    pub plan: Plan,
+    /// Where the file has its addresses.
+    pub places: Places,
+    /// What is worth a look, a line for each.
+    pub warnings: Vec<String>,
+}
 
 /// What a process does.
 pub struct Task {
@@ -206,8 +217,9 @@ impl Service {
             let why = format!("reading the configuration took longer than {READ_WITHIN:?}");
             (Known::new(), Err(vec![why]))
         });
-        let done = plan.and_then(|(plan, places)| {
-            self.running.reload(plan).map_err(|e| vec![e.with_place(&places)])
+        let done = plan.and_then(|Fresh { plan, places, warnings }| {
+            let done = self.running.reload(plan).map_err(|e| vec![e.with_place(&places)]);
+            done.map(|done| (done, warnings))
         });
         if let Some(watch) = &mut self.watch {
             watch.were_read(seen, &process.snapshot().plan);
@@ -217,20 +229,26 @@ impl Service {
     }
 
     /// Tells what a reload has come to.
-    fn tell(&self, cause: &'static str, began: Nanos, done: Result<Reloaded, Vec<String>>) {
+    fn tell(
+        &self,
+        cause: &'static str,
+        began: Nanos,
+        done: Result<(Reloaded, Vec<String>), Vec<String>>,
+    ) {
         let process = self.running.process();
-        let in_force = done.as_ref().map_or_else(|_| process.clock.now(), |done| done.in_force);
+        let now = process.clock.now();
+        let in_force = done.as_ref().map_or(now, |(done, _)| done.in_force);
         let took = in_force.since(began);
         let reloads = &process.reloads;
         reloads.duration.record(took);
         reloads.last_failed.store(done.is_err(), Relaxed);
         let took_ms = millis(took);
         match done {
-            Ok(done) => {
+            Ok((done, warnings)) => {
                 reloads.ok.up();
                 reloads.last_success_ms.store(wall_ms(), Relaxed);
                 self.manager.ready(&serving(&self.running));
-                self.events.emit(&told(cause, took_ms, &done, &process.snapshot().plan));
+                self.events.emit(&told(cause, took_ms, &done, warnings, &process.snapshot().plan));
             }
             Err(errors) => {
                 reloads.rejected.up();
@@ -362,10 +380,7 @@ impl Service {
 }
 
 /// Reads the configuration, and before that what its files are like.
-async fn read(
-    source: &Source,
-    watch: Option<&Watch>,
-) -> (Known, Result<(Plan, Places), Vec<String>>) {
+async fn read(source: &Source, watch: Option<&Watch>) -> (Known, Result<Fresh, Vec<String>>) {
     let source = source.clone();
     let paths = watch.map(|watch| watch.paths().to_vec()).unwrap_or_default();
     // Where the file is may hang.
@@ -387,7 +402,13 @@ fn millis(took: Duration) -> f64 {
 }
 
 /// What a reload has changed and what it has cost.
-fn told(cause: &'static str, took_ms: f64, done: &Reloaded, plan: &Plan) -> Event {
+fn told(
+    cause: &'static str,
+    took_ms: f64,
+    done: &Reloaded,
+    warnings: Vec<String>,
+    plan: &Plan,
+) -> Event {
     let diff = Diff::between(&view(&done.before.plan), &view(plan));
     let mut needs_restart = diff.needs_restart();
     needs_restart.extend(done.workers_stay.then(|| "workers".to_owned()));
@@ -401,6 +422,7 @@ fn told(cause: &'static str, took_ms: f64, done: &Reloaded, plan: &Plan) -> Even
         kept_tunnels: tunnels,
         in_flight: requests,
         closed: done.closed,
+        warnings,
         changes: Box::new(AllChanges {
             listeners: Changes::of(&diff.listeners),
             routes: Changes::of(&diff.routes),

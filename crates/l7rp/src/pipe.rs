@@ -10,7 +10,7 @@ use crate::sync::lock;
 
 /// Octets that wait in one direction at most: a writer that is ahead by more has to wait, and so
 /// has whoever writes to it.
-const CAPACITY: usize = 64 << 10;
+const CAPACITY: usize = 16 << 10;
 
 /// One end. When it is dropped the other reads the end: in order from the exchange's side, as of a
 /// connection, and as a reset from the far side, where being dropped means that a stream is gone.
@@ -31,8 +31,8 @@ struct Flow {
     ended: bool,
     /// Why there will be nothing more, if that is no end.
     broken: Option<io::ErrorKind>,
-    /// The reader is gone.
-    unread: bool,
+    /// The reader is gone, and this is what the writer is told.
+    unread: Option<io::ErrorKind>,
     reader: Option<Waker>,
     writer: Option<Waker>,
 }
@@ -125,7 +125,10 @@ impl Pipe {
         second: &[u8],
     ) -> Poll<io::Result<usize>> {
         let mut flow = lock(&self.outgoing);
-        if flow.unread || flow.ended || flow.broken.is_some() {
+        if let Some(why) = flow.unread {
+            return Poll::Ready(Err(why.into()));
+        }
+        if flow.ended || flow.broken.is_some() {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         }
         let room = CAPACITY.saturating_sub(flow.buf.len() - flow.at);
@@ -133,7 +136,7 @@ impl Pipe {
             Flow::wait(&mut flow.writer, cx);
             return Poll::Pending;
         }
-        if flow.at > CAPACITY {
+        if flow.at > 0 && flow.buf.len() + first.len() + second.len() > CAPACITY {
             let read = std::mem::take(&mut flow.at);
             flow.buf.drain(..read);
         }
@@ -159,10 +162,17 @@ impl Pipe {
         Flow::wake(&mut flow.reader);
     }
 
+    /// Nothing more will be read; this is what the other end is told that writes.
+    pub fn give_up(&self, why: io::ErrorKind) {
+        let mut flow = lock(&self.incoming);
+        flow.unread = Some(why);
+        Flow::wake(&mut flow.writer);
+    }
+
     /// Ready when the other end does not read any more.
     pub fn poll_unread(&self, cx: &mut Context<'_>) -> Poll<()> {
         let mut flow = lock(&self.outgoing);
-        if flow.unread {
+        if flow.unread.is_some() {
             return Poll::Ready(());
         }
         Flow::wait(&mut flow.writer, cx);
@@ -182,7 +192,7 @@ impl Pipe {
 
     /// Whether the other end has been dropped or has broken off.
     pub fn has_failed(&self) -> bool {
-        lock(&self.outgoing).unread || lock(&self.incoming).broken.is_some()
+        lock(&self.outgoing).unread.is_some() || lock(&self.incoming).broken.is_some()
     }
 }
 
@@ -196,7 +206,7 @@ impl Drop for Pipe {
         Flow::wake(&mut outgoing.reader);
         drop(outgoing);
         let mut incoming = lock(&self.incoming);
-        incoming.unread = true;
+        incoming.unread.get_or_insert(io::ErrorKind::BrokenPipe);
         incoming.buf = Vec::new();
         incoming.at = 0;
         Flow::wake(&mut incoming.writer);

@@ -9,6 +9,7 @@ use std::task::Waker;
 
 use l7rp_core::http1::request::Request;
 use l7rp_core::http1::response::Response;
+use l7rp_core::limit::{Bucket, Decision, Rate};
 use tokio::sync::Notify;
 
 use crate::live::{Door, Listener, Process, Snapshot};
@@ -23,6 +24,9 @@ use crate::upstream::idle::IdlePool;
 pub const SMALL: usize = 20 << 10;
 /// Octets of a buffer for long bodies.
 const LARGE: usize = 256 << 10;
+/// Lines about requests that cannot be read: at once, and a second after that.
+const NOISE_BURST: u32 = 10;
+const NOISE_RATE: f64 = 5.0;
 /// Buffers of each kind that are kept for later.
 const KEPT: usize = 64;
 
@@ -46,6 +50,7 @@ pub struct Worker {
     /// Woken when there are access-log lines to be handed over.
     pub lines_waiting: Notify,
     lines: Lines,
+    noise: Bucket,
     scratches: RefCell<Vec<Scratch>>,
     #[expect(
         clippy::redundant_allocation,
@@ -83,6 +88,7 @@ impl Worker {
             connections: Connections::default(),
             lines_waiting: Notify::new(),
             lines: Lines::default(),
+            noise: Bucket::new(),
             scratches: RefCell::default(),
             snapshot,
         }
@@ -123,6 +129,17 @@ impl Worker {
         if self.lines.add(entry, &self.process.events) {
             self.lines_waiting.notify_one();
         }
+    }
+
+    /// Whether one more request that is none is worth a line: anybody can send thousands of them,
+    /// and they all say the same.
+    pub fn logs_noise(&self) -> bool {
+        let rate = Rate::new(NOISE_RATE, NOISE_BURST);
+        let may = self.noise.try_take(&rate, self.process.clock.now());
+        if let Decision::Refused { .. } = may {
+            self.process.events.log().leave_out();
+        }
+        matches!(may, Decision::Allowed { .. })
     }
 
     /// Hands the access-log lines to the writer.

@@ -4,7 +4,8 @@ use super::*;
 
 const MS: u64 = 1_000_000;
 const NOW: Nanos = Nanos(1_000 * MS);
-const FREE: Situation = Situation { replayable: true, told: false, draining: false, tries: 1 };
+const FREE: Situation =
+    Situation { whole: true, replayable: true, told: false, draining: false, tries: 1 };
 
 fn rules() -> Rules {
     Rules {
@@ -44,6 +45,26 @@ fn what_was_not_sent_moves_on_whatever_it_is() {
             }
         }
     }
+}
+
+#[test]
+fn what_was_turned_away_unprocessed_moves_on_if_it_can_be_sent_again() {
+    let refused = Outcome::Failed(Failure::StreamRefused);
+    let rules = rules();
+    for rules in [None, Some(&rules)] {
+        let mut plan = Plan::new(rules, post(), Nanos::NEVER);
+        assert_eq!(plan.after(refused, NOW, FREE, 0), Next::Elsewhere);
+        assert_eq!(plan.after(refused, NOW, FREE, 0), Next::Elsewhere);
+        assert_eq!(plan.after(refused, NOW, FREE, 0), Next::Give, "three are enough");
+        let mut plan = Plan::new(rules, post(), Nanos::NEVER);
+        let long = Situation { replayable: false, ..FREE };
+        assert_eq!(plan.after(refused, NOW, long, 0), Next::Elsewhere);
+        let gone = Situation { whole: false, ..long };
+        assert_eq!(plan.after(refused, NOW, gone, 0), Next::Give);
+    }
+    // Where the route allows it, the same upstream may be asked again.
+    let mut plan = Plan::new(Some(&rules), get(), Nanos::NEVER);
+    assert!(matches!(plan.after(refused, NOW, FREE, 0), Next::Retry(_)));
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::arguments::Serve;
 use super::terminal::{color, note, wrong};
 use crate::config::{self, Files, Places, Plan, Severity};
-use crate::lifecycle::{self, Task};
+use crate::lifecycle::{self, Fresh, Task};
 
 pub(super) fn run(flags: &Serve) -> ExitCode {
     let read = match read(flags, Files::Check, Severity::Error) {
@@ -19,7 +19,11 @@ pub(super) fn run(flags: &Serve) -> ExitCode {
     }
     let again = flags.clone();
     let source = Arc::new(move || match self::read(&again, Files::Check, Severity::Error) {
-        Ok(read) if read.not_yet_lines.is_empty() => Ok((read.plan, read.places)),
+        Ok(Read { plan, places, warning_lines: warnings, not_yet_lines, .. })
+            if not_yet_lines.is_empty() =>
+        {
+            Ok(Fresh { plan, places, warnings })
+        }
         Ok(read) => Err(read.not_yet_lines),
         Err(unusable) => Err(unusable.lines),
     });
@@ -43,6 +47,8 @@ pub(super) struct Read {
     pub(super) places: Places,
     /// What is worth a look, for people.
     pub(super) warnings: String,
+    /// The same for a log.
+    pub(super) warning_lines: Vec<String>,
     /// What cannot be served, for people.
     pub(super) not_yet: String,
     /// The same for a log.
@@ -83,6 +89,7 @@ fn from_file(flags: &Serve, files: Files, severity: Severity) -> Result<Read, Un
     match config::load(&flags.config, files) {
         Ok(loaded) => Ok(Read {
             warnings: loaded.render_warnings(color()),
+            warning_lines: loaded.warning_lines(),
             not_yet: loaded.render_not_yet(severity, color()),
             not_yet_lines: loaded.not_yet_lines(),
             places: loaded.places,
@@ -102,6 +109,7 @@ fn without_file(flags: &Serve, backends: &str) -> Result<Read, Unusable> {
         plan,
         places: Places::default(),
         warnings: String::new(),
+        warning_lines: Vec::new(),
         not_yet: String::new(),
         not_yet_lines: Vec::new(),
     })

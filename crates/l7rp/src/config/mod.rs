@@ -102,6 +102,11 @@ impl Loaded {
         self.render(&self.warnings, Severity::Warning, color)
     }
 
+    /// The warnings, for a log: a line for each.
+    pub fn warning_lines(&self) -> Vec<String> {
+        self.warnings.iter().map(|wrong| wrong.line(&self.source)).collect()
+    }
+
     /// What cannot be served, for a log: a line for each.
     pub fn not_yet_lines(&self) -> Vec<String> {
         self.not_yet.iter().map(|wrong| wrong.line(&self.source)).collect()

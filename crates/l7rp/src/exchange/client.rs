@@ -146,7 +146,7 @@ impl Client {
             while sent < first.len() + second.len() {
                 match poll_write_from(stream, cx, first, second, sent) {
                     Poll::Ready(Ok(n)) => sent += n,
-                    Poll::Ready(Err(_)) => return Poll::Ready(Err(Failure::ClientGone)),
+                    Poll::Ready(Err(e)) => return Poll::Ready(Err(unwritable(&e))),
                     Poll::Pending => {
                         return timer.poll(cx, deadline).map(|()| Err(Failure::ClientStalled));
                     }
@@ -184,6 +184,14 @@ impl Client {
         })
         .await;
         buffers.give(buffer);
+    }
+}
+
+/// What it means that a client cannot be written to.
+pub fn unwritable(e: &io::Error) -> Failure {
+    match e.kind() {
+        io::ErrorKind::TimedOut => Failure::ClientStalled,
+        _ => Failure::ClientGone,
     }
 }
 

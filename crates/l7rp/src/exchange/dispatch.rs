@@ -159,6 +159,7 @@ impl<'a> Tries<'_, '_, 'a> {
                 Err(failure) => Outcome::Failed(*failure),
             };
             let situation = Situation {
+                whole: upload.is_replayable(),
                 replayable: upload.is_kept(),
                 told: self.attempt.told,
                 draining: process.is_draining(),

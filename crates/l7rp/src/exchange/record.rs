@@ -89,6 +89,8 @@ pub struct Record<'a> {
     pub is_http2: bool,
     /// Who the client is, by its certificate.
     pub identity: Option<Rc<str>>,
+    /// It is no request at all, and may not be worth a line.
+    pub is_noise: bool,
     /// The exchange came to its end, good or bad.
     pub ended: bool,
 }
@@ -124,6 +126,7 @@ impl<'a> Record<'a> {
             failure: None,
             is_http2: false,
             identity: None,
+            is_noise: false,
             ended: false,
         }
     }
@@ -212,7 +215,7 @@ impl Drop for Record<'_> {
         };
         let took = self.worker.process.clock.now().since(self.arrived);
         self.count(took, status);
-        if self.worker.process.access_log() {
+        if self.worker.process.access_log() && (!self.is_noise || self.worker.logs_noise()) {
             self.log(took, status);
         }
     }

@@ -13,7 +13,7 @@ use l7rp_core::http1::response::Response;
 use l7rp_core::names::{Nanos, Status};
 
 use super::attempt::{Lap, PATIENCE};
-use super::client::{Client, poll_write_from};
+use super::client::{Client, poll_write_from, unwritable};
 use super::dispatch::Answered;
 use super::record::Record;
 use super::upload::{MAX_TURNS, Upload, Waits};
@@ -34,6 +34,8 @@ struct Download {
     body: Body,
     /// Take the chunks off: the client does not know them.
     decode: bool,
+    /// The client has many responses at once: none of them may hold much.
+    is_shared: bool,
     /// What was read, and which range of it has to be written.
     buf: Vec<u8>,
     at: usize,
@@ -96,6 +98,7 @@ pub async fn run<'a>(
     let now = x.worker.process.clock.now();
     let mut download =
         Download::new(response.framing, decode, std::mem::take(&mut buf), body_at, now);
+    download.is_shared = client.is_pipe();
     let mut result = download.first(space.to_client);
     if result.is_ok() {
         // Not before: a body that is broken from its beginning can still be answered with 502.
@@ -238,6 +241,7 @@ impl Download {
         Self {
             body: Body::new(framing, MAX_TRAILER),
             decode,
+            is_shared: false,
             buf,
             at: body_at,
             len: body_at,
@@ -321,8 +325,9 @@ impl Download {
                 let part = &body[self.at..self.len];
                 let written = poll_write_from(&mut client.stream, cx, head, part, self.head_sent);
                 let was_slow = std::mem::replace(&mut self.client_is_slow, written.is_pending());
-                let Ok(n) = ready!(written) else {
-                    return Poll::Ready(Err(Failure::ClientGone));
+                let n = match ready!(written) {
+                    Ok(n) => n,
+                    Err(e) => return Poll::Ready(Err(unwritable(&e))),
                 };
                 self.was_held_up |=
                     was_slow && worker.process.clock.now().since(self.progress) >= PATIENCE;
@@ -372,7 +377,7 @@ impl Download {
     fn grow(&mut self, buffers: &Buffers) {
         let small = self.buf.capacity() <= SMALL;
         let long = self.full_reads > 1 || self.body.left().is_some_and(|left| left > SMALL as u64);
-        if small && long {
+        if small && long && !self.is_shared {
             buffers.give(std::mem::replace(&mut self.buf, buffers.large()));
         }
     }

@@ -15,7 +15,7 @@ use crate::pipe::Pipe;
 /// Octets of a trailer section.
 const MAX_TRAILER: usize = 16 << 10;
 /// Octets that are read from the pipe at once.
-const PART: usize = 32 << 10;
+const PART: usize = 16 << 10;
 
 /// Why a stream has ended before its time.
 #[derive(Debug)]
@@ -122,6 +122,8 @@ pub struct Outflow {
     last: Option<Last>,
     /// The end has been said.
     said: bool,
+    /// Octets of content that the peer has taken.
+    sent: u64,
 }
 
 #[derive(Debug)]
@@ -134,12 +136,17 @@ impl Outflow {
     /// The body of a message that is framed so in HTTP/1.1; `buf`: the begin of it.
     pub fn new(stream: SendStream<Bytes>, framing: Framing, buf: Vec<u8>) -> Self {
         let body = body::Body::new(framing, MAX_TRAILER);
-        Self { stream, body, buf, part: Bytes::new(), last: None, said: false }
+        Self { stream, body, buf, part: Bytes::new(), last: None, said: false, sent: 0 }
     }
 
     /// The stream that it writes to.
     pub fn stream(&mut self) -> &mut SendStream<Bytes> {
         &mut self.stream
+    }
+
+    /// Whether it is the peer that is waited for; and how many octets it has taken so far.
+    pub fn waits(&self) -> (bool, u64) {
+        (!self.part.is_empty(), self.sent)
     }
 
     /// Moves what can be moved. Ready when the end of the message has been said.
@@ -184,6 +191,10 @@ impl Outflow {
         let mut content = Vec::with_capacity(self.buf.len());
         let seen = self.body.decode(&self.buf, &mut content).map_err(|_| Broken::Exchange)?;
         self.buf.drain(..seen.used);
+        if self.buf.is_empty() {
+            // Whoever waits long should hold little.
+            self.buf = Vec::new();
+        }
         self.part = content.into();
         if seen.done {
             let trailer = self.body.take_trailer();
@@ -204,11 +215,13 @@ impl Outflow {
                         return Poll::Pending;
                     }
                 }
-                None => return Poll::Ready(Err(Broken::Exchange)),
+                // It was reset; whoever waits for the response reads why.
+                None => return Poll::Ready(Err(Broken::Stream(Reason::CANCEL.into()))),
             }
         }
         let n = self.stream.capacity().min(self.part.len());
         let part = self.part.split_to(n);
+        self.sent += n as u64;
         // One frame less where the last part and the end go out together.
         let end = self.part.is_empty() && matches!(self.last, Some(Last::End));
         self.said = end;

@@ -31,15 +31,27 @@ impl Body {
     }
 }
 
-/// A request that came by HTTP/2, as HTTP/1.1.
+/// A request that came by HTTP/2, as HTTP/1.1. `max_fields`: more are refused; crumbs of a cookie
+/// cost as much as other fields do.
 ///
 /// # Errors
 /// What is wrong with it beyond what the library has refused.
-pub fn request_to_h1(head: &request::Parts, body: Body) -> Result<Vec<u8>, Failure> {
+pub fn request_to_h1(
+    head: &request::Parts,
+    body: Body,
+    max_fields: usize,
+) -> Result<Vec<u8>, Failure> {
     let upgrade = head.extensions.get::<h2::ext::Protocol>();
     let refused = |what| Err(Failure::BadRequest(what));
     if head.method == Method::CONNECT && upgrade.is_none() {
         return Err(Failure::MethodRefused);
+    }
+    if head.headers.len() > max_fields {
+        return Err(Failure::TooManyFields);
+    }
+    // Of HTTP/1.1 alone: it belongs to an offer that cannot be made here (RFC 7540, section 3.2.1).
+    if head.headers.contains_key("http2-settings") {
+        return refused(Malformed::FieldName);
     }
     let target = head.uri.path_and_query().map_or("", PathAndQuery::as_str);
     if !(target.starts_with('/') || target == "*" && head.method == Method::OPTIONS) {

@@ -13,6 +13,9 @@ const FRAME: usize = 16 << 10;
 /// Octets sent that earn one more cheap frame: who reads much opens its window often.
 const EARNS_ONE: u64 = 1024;
 
+/// Streams of one connection that we had to reset because of what came on them.
+const MAX_PROVOKED: u32 = 100;
+
 /// What a peer floods with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
@@ -23,11 +26,13 @@ pub enum Flood {
     EmptyData,
     /// CONTINUATION frames.
     Continuation,
+    /// What makes us reset streams.
+    Provoked,
 }
 
 impl Flood {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Control, Self::EmptyData, Self::Continuation];
+    pub const ALL: [Self; 4] = [Self::Control, Self::EmptyData, Self::Continuation, Self::Provoked];
 
     /// The label in metrics.
     pub fn name(self) -> &'static str {
@@ -35,17 +40,52 @@ impl Flood {
             Self::Control => "control_flood",
             Self::EmptyData => "empty_data_flood",
             Self::Continuation => "continuation_flood",
+            Self::Provoked => "provoked_resets",
         }
     }
 }
 
-/// One connection's frames, as they are read.
-#[derive(Debug)]
-pub struct Meter {
-    /// Octets to come before the first frame, and of the payload of the current one.
+/// Finds the frames in a stream of octets, however it is cut.
+#[derive(Debug, Default)]
+struct Frames {
+    /// Octets to come before the next frame.
     skip: usize,
     head: [u8; 9],
     head_len: usize,
+}
+
+impl Frames {
+    /// The head of the next frame in `octets`, which then begin behind it.
+    fn next(&mut self, octets: &mut &[u8]) -> Option<[u8; 9]> {
+        let skipped = self.skip.min(octets.len());
+        self.skip -= skipped;
+        *octets = &octets[skipped..];
+        let n = (9 - self.head_len).min(octets.len());
+        self.head[self.head_len..self.head_len + n].copy_from_slice(&octets[..n]);
+        self.head_len += n;
+        *octets = &octets[n..];
+        if self.head_len < 9 {
+            return None;
+        }
+        self.head_len = 0;
+        self.skip = length(&self.head);
+        Some(self.head)
+    }
+}
+
+fn length(head: &[u8; 9]) -> usize {
+    usize::from(head[0]) << 16 | usize::from(head[1]) << 8 | usize::from(head[2])
+}
+
+/// One connection's frames, as they are read and written.
+#[derive(Debug)]
+pub struct Meter {
+    read: Frames,
+    written: Frames,
+    /// What is to come of the code of a reset that is being written, and what has.
+    code_left: usize,
+    code: u32,
+    provoked: u32,
     continuations: u32,
     most_continuations: u32,
     /// Cheap frames that may still come.
@@ -59,9 +99,11 @@ impl Meter {
     /// may have so many.
     pub fn new(before: usize, max_head: usize, now: Nanos) -> Self {
         Self {
-            skip: before,
-            head: [0; 9],
-            head_len: 0,
+            read: Frames { skip: before, ..Frames::default() },
+            written: Frames::default(),
+            code_left: 0,
+            code: 0,
+            provoked: 0,
             continuations: 0,
             most_continuations: max_head.div_ceil(FRAME).max(4) as u32,
             left: BURST,
@@ -70,30 +112,42 @@ impl Meter {
         }
     }
 
-    /// So many octets were sent to the peer.
-    pub fn sent(&mut self, octets: usize) {
-        self.earned += octets as u64;
+    /// Takes in the next octets that were sent to the peer.
+    pub fn sent(&mut self, mut octets: &[u8]) -> Option<Flood> {
+        const RST_STREAM: u8 = 3;
+        self.earned += octets.len() as u64;
+        while !octets.is_empty() {
+            if self.code_left > 0 {
+                self.code = self.code << 8 | u32::from(octets[0]);
+                self.code_left -= 1;
+                octets = &octets[1..];
+                if self.code_left == 0 && self.is_provoked() {
+                    return Some(Flood::Provoked);
+                }
+            } else if self.written.next(&mut octets).is_some_and(|head| head[3] == RST_STREAM) {
+                self.written.skip = 0;
+                (self.code_left, self.code) = (4, 0);
+            }
+        }
+        None
+    }
+
+    /// Counts a reset with this code; whether there were too many.
+    fn is_provoked(&mut self) -> bool {
+        // Those that need not be the peer's doing: no error, an error of ours, what is still under
+        // way on a stream that is over, one that is refused or not wanted any more (RFC 9113,
+        // section 7).
+        let by_peer = !matches!(self.code, 0 | 2 | 5 | 7 | 8);
+        self.provoked += u32::from(by_peer);
+        by_peer && self.provoked >= MAX_PROVOKED
     }
 
     /// Takes in the next octets of the peer.
     pub fn read(&mut self, mut octets: &[u8], now: Nanos) -> Option<Flood> {
-        while !octets.is_empty() {
-            let skipped = self.skip.min(octets.len());
-            self.skip -= skipped;
-            octets = &octets[skipped..];
-            let n = (9 - self.head_len).min(octets.len());
-            self.head[self.head_len..self.head_len + n].copy_from_slice(&octets[..n]);
-            self.head_len += n;
-            octets = &octets[n..];
-            if self.head_len == 9 {
-                self.head_len = 0;
-                let [a, b, c, kind, flags, ..] = self.head;
-                let len = usize::from(a) << 16 | usize::from(b) << 8 | usize::from(c);
-                self.skip = len;
-                let flood = self.frame(kind, flags, len, now);
-                if flood.is_some() {
-                    return flood;
-                }
+        while let Some(head) = self.read.next(&mut octets) {
+            let flood = self.frame(head[3], head[4], length(&head), now);
+            if flood.is_some() {
+                return flood;
             }
         }
         None
@@ -192,6 +246,23 @@ mod tests {
     }
 
     #[test]
+    fn resets_that_the_peer_has_provoked_are_counted() {
+        let reset = |code: u8| frame(3, 0, &[0, 0, 0, code]);
+        for cut in [1, 5, 13, 100] {
+            let mut meter = Meter::new(0, 64 << 10, at(0));
+            let mut send = |octets: &[u8]| octets.chunks(cut).find_map(|part| meter.sent(part));
+            for n in 0..1000 {
+                assert_eq!(send(&reset([0, 2, 5, 7, 8][n % 5])), None, "{n}");
+            }
+            for n in 0..99 {
+                let answer = [frame(1, 4, b"head"), frame(0, 1, &[3; 40]), reset(1)].concat();
+                assert_eq!(send(&answer), None, "{n}");
+            }
+            assert_eq!(send(&reset(3)), Some(Flood::Provoked));
+        }
+    }
+
+    #[test]
     fn time_and_what_is_sent_allow_more() {
         let ping = frame(6, 0, &[0; 8]);
         let mut meter = Meter::new(24, 64 << 10, at(0));
@@ -202,7 +273,7 @@ mod tests {
         }
         let update = frame(8, 0, &[0, 0, 1, 0]);
         for n in 0..10_000 {
-            meter.sent(1024);
+            assert_eq!(meter.sent(&frame(0, 0, &[0; 1015])), None);
             assert_eq!(meter.read(&update, at(50_000)), None, "{n}");
         }
     }

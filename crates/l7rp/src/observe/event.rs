@@ -128,6 +128,8 @@ pub enum Event {
         kept_tunnels: u64,
         in_flight: u64,
         closed: u64,
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        warnings: Vec<String>,
         #[serde(flatten)]
         changes: Box<AllChanges>,
     },

@@ -74,6 +74,11 @@ impl Log {
         self.shared.dropped.fetch_add(count, Relaxed);
     }
 
+    /// A line is not worth writing, and is counted as one that was dropped.
+    pub fn leave_out(&self) {
+        self.shared.dropped.fetch_add(1, Relaxed);
+    }
+
     /// Lines that were dropped so far.
     pub fn dropped(&self) -> u64 {
         self.shared.dropped.load(Relaxed)

@@ -358,7 +358,7 @@ fn own(text: &mut Text, process: &Process) {
     }
     reloads(text, process);
     let name = "proxy_access_log_dropped_total";
-    text.family(name, "counter", "Log lines that found no room.");
+    text.family(name, "counter", "Log lines that found no room, or were not worth one.");
     text.sample(name, &[], process.events.log().dropped());
     let name = "proxy_build_info";
     text.family(name, "gauge", "Always 1; the version is a label.");

@@ -77,6 +77,9 @@ pub async fn serve(worker: &Rc<Worker>, mut listener: Arc<Listener>, mut client:
 fn take_buffer(worker: &Worker, client: &mut Client) -> Vec<u8> {
     if client.ahead.capacity() > 0 {
         std::mem::take(&mut client.ahead)
+    } else if client.is_pipe() {
+        // There may be many of them on one connection, and a head is all that they need it for.
+        Vec::with_capacity(PIECE)
     } else {
         worker.buffers.small()
     }
@@ -114,6 +117,9 @@ async fn serve_burst(
             exchange::run(worker, &pinned, listener, client, incoming, space).await;
         drop(pinned);
         match next {
+            // A stream carries one request. What stands behind it may be of another protocol, which
+            // was offered and not taken up.
+            Next::KeepAlive if client.is_pipe() => return Next::Close,
             Next::KeepAlive => {}
             // Closing over octets that nobody read would reset the connection, and the client
             // might lose the end of the answer.
@@ -259,6 +265,7 @@ async fn refuse(
     let mut record =
         Record::new(worker, listener, ip, Some((buf, request)), arrived, RequestId::random());
     record.is_http2 = client.is_http2();
+    record.is_noise = matches!(failure, Failure::BadRequest(_));
     answer::refuse(worker, listener, client, &mut record, &mut space, failure, false, false).await;
     Next::Linger
 }

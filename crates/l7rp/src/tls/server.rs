@@ -167,6 +167,8 @@ fn config(
         .map_err(internal)?
         .with_client_cert_verifier(verifier)
         .with_cert_resolver(chooser);
+    // The strongest suite that both know, rather than the one that the client has put first.
+    config.ignore_client_order = true;
     config.ticketer = resumption.tickets(rule)?;
     // Tickets are enough: what is kept here would be lost on a reload, and is a lock for all.
     config.session_storage = Arc::new(NoServerSessionStorage {});

@@ -349,13 +349,13 @@ fn streams_over_the_limit_are_refused() {
         assert_eq!((end.kind, end.code()), (kind::RST_STREAM, code::REFUSED_STREAM));
         refused += 1;
     }
-    eventually(SOON, || origin.requests() == 250);
+    eventually(SOON, || origin.requests() == 100);
     gate.open();
-    for _ in 0..250 {
+    for _ in 0..100 {
         let end = raw.find(|f| f.kind == kind::HEADERS).expect("an answer");
         assert_eq!(end.payload[0], 0x88);
     }
-    assert_eq!(origin.requests(), 250);
+    assert_eq!(origin.requests(), 100);
     assert_counts(&proxy, "proxy_http2_floods_total", &[], 0.0);
     eventually(SOON, || in_flight(&proxy) == 0.0);
 }

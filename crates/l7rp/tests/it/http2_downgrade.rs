@@ -195,11 +195,18 @@ fn d3_7_what_is_no_path_or_scheme_is_refused() {
     );
 }
 
-/// Item 7: a fragment is for the client alone. One that arrives is refused, not cut off: somebody
-/// may have judged the whole of it.
+/// Item 7: a fragment is for the client alone. The library cuts it off, and what is left is what is
+/// routed, logged and passed on: nobody sees another path than anybody else.
 #[test]
-fn d3_7_a_path_with_a_fragment_is_refused() {
-    none_passes(["#", "/#", "/a#b", "/a?b#c"].map(|path| (path, section(&with(":path", path)))));
+fn d3_7_a_fragment_is_seen_by_nobody() {
+    let (origin, proxy) = echoing();
+    for (n, (path, left)) in [("/a#b", "/a"), ("/b?c#d", "/b?c")].into_iter().enumerate() {
+        let mut raw = Raw::open(&proxy, b"");
+        raw.write(frame(kind::HEADERS, 5, 1, &section(&with(":path", path))));
+        raw.end_of(1);
+        assert_eq!((origin.requests(), origin.last().target()), (n + 1, left));
+        proxy.logged_path(left.split('?').next().unwrap_or_default());
+    }
 }
 
 /// Items 9 and 11: fields of a head have no business behind a body, and what is allowed there

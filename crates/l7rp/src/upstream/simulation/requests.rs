@@ -301,6 +301,7 @@ impl<'a> World<'a> {
             Err(fault) => Outcome::Failed(fault.failure),
         };
         let situation = Situation {
+            whole: r.kind.replayable,
             replayable: r.kind.replayable,
             told: self.both.rng.u32(..50) == 0,
             draining: self.draining,
