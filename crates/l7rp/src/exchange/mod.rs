@@ -21,6 +21,7 @@ use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use ipnet::IpNet;
 use l7rp_core::failure::{Failure, Malformed, Scope};
@@ -39,6 +40,10 @@ use crate::live::{Listener, Route, Snapshot};
 use crate::worker::Worker;
 use client::Client;
 use record::{Record, RequestId};
+
+/// A call's deadline is told to its server, which has the word for so long; and its client has a
+/// clock of its own.
+const GRACE: Duration = Duration::from_millis(200);
 
 /// A request as it came in.
 #[derive(Clone, Copy, Debug)]
@@ -155,7 +160,8 @@ impl<'a> Exchange<'a> {
         // All calls take trailers, and hardly anything else does.
         let is_call = head.takes_trailers && grpc::is_call(buf, head);
         let timeout = is_call.then(|| grpc::timeout(buf, head)).flatten();
-        let client_deadline = timeout.map_or(Nanos::NEVER, |timeout| arrived.plus(timeout));
+        let client_deadline =
+            timeout.map_or(Nanos::NEVER, |timeout| arrived.plus(timeout).plus(GRACE));
         Self { worker, snapshot, listener, incoming, is_call, client_deadline }
     }
 

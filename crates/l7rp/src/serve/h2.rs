@@ -24,8 +24,6 @@ use wire::Wire;
 
 /// Streams of one connection at once.
 const MAX_STREAMS: u32 = 100;
-/// Streams of one connection in all: after so many it is ended in order.
-const MAX_STREAMS_EVER: u32 = 10_000;
 /// What a peer may send ahead on one stream, and on all together.
 const STREAM_WINDOW: u32 = 256 << 10;
 const CONNECTION_WINDOW: u32 = 1 << 20;
@@ -54,7 +52,6 @@ pub async fn serve(worker: &Rc<Worker>, listener: &Arc<Listener>, client: Client
     let open = Rc::new(Cell::new(0));
     let mut until = clock.now().plus(timeouts.idle);
     let mut closing = false;
-    let mut begun = 0;
     loop {
         let event = poll_fn(|cx| {
             if let Poll::Ready(stream) = connection.poll_accept(cx) {
@@ -65,7 +62,7 @@ pub async fn serve(worker: &Rc<Worker>, listener: &Arc<Listener>, client: Client
                 return Poll::Ready(Event::Flood(flood));
             }
             let is_leaving = worker.process.is_draining() || origin.door.is_closed();
-            if !closing && (is_leaving || begun >= MAX_STREAMS_EVER) {
+            if !closing && is_leaving {
                 return Poll::Ready(Event::Close);
             }
             timer.poll(cx, until).map(|()| Event::Time)
@@ -73,7 +70,6 @@ pub async fn serve(worker: &Rc<Worker>, listener: &Arc<Listener>, client: Client
         match event.await {
             Event::Stream(Ok(stream)) => {
                 until = clock.now().plus(timeouts.idle);
-                begun += 1;
                 begin(worker, &origin, &open, stream);
             }
             Event::Stream(Err(e)) => return count_end(worker, listener, flood.get(), &e),
