@@ -1,6 +1,7 @@
 //! New connections to upstreams.
 
 use std::io;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use l7rp_core::failure::Failure;
@@ -59,6 +60,7 @@ async fn secured(upstream: &Upstream, stream: TcpStream) -> Result<Connected, (F
         return Err((Failure::TlsProtocol, "TLS is not set up".to_owned()));
     };
     let (stream, is_http2) = tls.connect(stream, &upstream.host).await?;
+    upstream.agreed_on_h2.store(is_http2, Relaxed);
     Ok(Connected { stream: Stream::Tls(Box::new(stream)), is_http2 })
 }
 

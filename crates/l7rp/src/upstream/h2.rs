@@ -21,6 +21,7 @@ use l7rp_core::http1::request::{self as h1_request, parse_request};
 use l7rp_core::names::Nanos;
 
 use super::connection::Connection;
+use super::opening::{Openings, Turn};
 use super::pool::Upstream;
 use crate::http2::flow::{Broken, Inflow, Outflow};
 use crate::http2::heads::{self, Body, request_to_h2, response_to_h1};
@@ -38,6 +39,8 @@ const MAX_FIELDS: u32 = 64 << 10;
 const PING_EVERY: Duration = Duration::from_secs(10);
 /// And is given up when it has not answered for so long.
 const PONG_WITHIN: Duration = Duration::from_secs(10);
+/// So long others wait for what an upstream says of itself.
+const SETTLED_WITHIN: Duration = Duration::from_secs(1);
 /// Bounds of a request head; the exchange has kept to the listener's.
 const MAX_HEAD: Limits = Limits { max_head: 1 << 20, max_fields: 1 << 10, max_target: 1 << 20 };
 
@@ -45,6 +48,8 @@ const MAX_HEAD: Limits = Limits { max_head: 1 << 20, max_fields: 1 << 10, max_ta
 #[derive(Debug, Default)]
 pub struct Multiplexed {
     open: RefCell<HashMap<usize, Vec<Rc<Shared>>, FixedState>>,
+    /// Those that are being opened.
+    pub openings: Openings,
 }
 
 /// A connection that carries many requests.
@@ -58,6 +63,8 @@ struct Shared {
     idle_since: Cell<Nanos>,
     keep_for: Cell<Duration>,
     closed: Rc<Cell<bool>>,
+    /// The upstream has said how many requests it takes at once.
+    settled: Rc<Cell<bool>>,
     had_requests: Cell<bool>,
     address_generation: u32,
 }
@@ -80,6 +87,7 @@ impl Shared {
 
     fn is_usable(&self, upstream: &Upstream) -> bool {
         !self.closed.get()
+            && self.settled.get()
             && !upstream.is_retired()
             && self.address_generation == upstream.address_generation()
     }
@@ -110,7 +118,7 @@ impl Multiplexed {
     }
 
     /// Speaks HTTP/2 on a new connection, and gives a request's way on it. `keep_for`: how long it
-    /// may be idle after it.
+    /// may be idle after it. The `turn` ends when others may use it, too.
     ///
     /// # Errors
     /// What the upstream has said instead.
@@ -119,6 +127,7 @@ impl Multiplexed {
         mut connection: Connection,
         now: Nanos,
         keep_for: Duration,
+        turn: Option<Turn>,
     ) -> Result<Stream, h2::Error> {
         // Its place is taken by one that leads nowhere: the library has it from now on.
         let stream = std::mem::replace(&mut connection.stream, Stream::Pipe(Pipe::pair().0));
@@ -138,15 +147,23 @@ impl Multiplexed {
             idle_since: Cell::new(now),
             keep_for: Cell::new(keep_for),
             closed: Rc::default(),
+            settled: Rc::default(),
             had_requests: Cell::default(),
             address_generation: upstream.address_generation(),
         });
         // It ends when nobody has a request on the connection, or would have another.
         let (requests, closed) = (shared.requests.clone(), shared.closed.clone());
+        let settled = shared.settled.clone();
         tokio::task::spawn_local(async move {
+            let asking = async {
+                let pings = settle(pings).await;
+                settled.set(true);
+                drop(turn);
+                keep_alive(pings, &requests).await;
+            };
             tokio::select! {
                 _ = driver => {}
-                () = keep_alive(pings, &requests) => {}
+                () = asking => {}
             }
             closed.set(true);
         });
@@ -162,7 +179,10 @@ impl Multiplexed {
                 if one.requests.get() > 0 {
                     one.idle_since.set(now);
                 }
-                one.is_usable(upstream) && now.since(one.idle_since.get()) < one.keep_for.get()
+                // One that has just been opened is not settled yet.
+                let is_new = !one.settled.get() && !one.closed.get();
+                (is_new || one.is_usable(upstream))
+                    && now.since(one.idle_since.get()) < one.keep_for.get()
             });
             !all.is_empty()
         });
@@ -190,6 +210,14 @@ pub async fn ask(stream: Stream, text: &str, is_tls: bool) -> Result<u16, Failur
         answer = answer => answer,
         _ = driver => Err(Failure::UpstreamClosed),
     }
+}
+
+/// Waits until the upstream has answered, and so has said before what it takes (RFC 9113 §3.4): a
+/// request beyond that would have to wait for another to end.
+async fn settle(pings: Option<PingPong>) -> Option<PingPong> {
+    let mut pings = pings?;
+    let _ = tokio::time::timeout(SETTLED_WITHIN, pings.ping(Ping::opaque())).await;
+    Some(pings)
 }
 
 /// Asks the upstream again and again whether it is there, while there are requests. Ready when

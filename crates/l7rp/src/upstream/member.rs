@@ -36,6 +36,8 @@ pub struct Upstream {
     pub(super) tls: ArcSwapOption<Originator>,
     /// The version of HTTP.
     pub speaks: Speaks,
+    /// HTTP/2 was agreed on with it last.
+    pub(super) agreed_on_h2: AtomicBool,
     /// Host and port as in the URL, for the Host field.
     pub authority: String,
     /// Put before every request path; mostly empty.
@@ -94,6 +96,7 @@ impl Upstream {
             is_tls: plan.scheme == Scheme::Https,
             tls: ArcSwapOption::empty(),
             speaks: speaks(pool.protocol, plan.scheme),
+            agreed_on_h2: AtomicBool::new(false),
             authority: plan.authority.clone(),
             base_path: plan.base_path.clone(),
             id,
@@ -193,6 +196,15 @@ impl Upstream {
     /// Whether the resolver has answered, good or bad, or need not.
     pub fn has_first_answer(&self) -> bool {
         self.asked.load(Relaxed)
+    }
+
+    /// Whether its connections carry many requests.
+    pub fn is_shared(&self) -> bool {
+        match self.speaks {
+            Speaks::Http1 => false,
+            Speaks::Http2 => true,
+            Speaks::AsAgreed => self.agreed_on_h2.load(Relaxed),
+        }
     }
 
     /// Whether the host is a name that has to be resolved.

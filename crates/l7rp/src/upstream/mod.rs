@@ -6,6 +6,7 @@ pub mod h2;
 pub mod idle;
 pub mod lineage;
 mod member;
+pub mod opening;
 mod place;
 pub mod pool;
 pub mod probe;
