@@ -348,6 +348,12 @@ fn secured(text: &mut Text, snapshot: &Snapshot) {
         }
         sample("reset_flood", &|s| s.h2_resets.get());
     }
+    let name = "proxy_http2_stalled_streams_total";
+    text.family(name, "counter", "HTTP/2 streams that were reset because nothing was taken.");
+    for listener in &snapshot.listeners {
+        let count: u64 = listener.stats.iter().map(|s| s.h2_stalled.get()).sum();
+        text.sample(name, &[("listener", &listener.plan.name)], count);
+    }
 }
 
 fn own(text: &mut Text, process: &Process) {

@@ -295,6 +295,8 @@ pub struct ListenerStats {
     pub h2_floods: [Count; Flood::ALL.len()],
     /// The same because of streams reset in a hurry.
     pub h2_resets: Count,
+    /// Streams that were reset because the client did not take what it was sent.
+    pub h2_stalled: Count,
     /// TLS handshakes that came to nothing, by [`tls_failure_name`].
     pub tls_failures: [Count; TLS_FAILURES],
     /// Requests that no route matched.

@@ -129,6 +129,8 @@ fn d11_small_answers_that_never_get_a_window_are_reset() {
         assert_eq!(raw.find(|f| f.kind == kind::HEADERS).expect("a head").payload[0], 0x88);
     }
     beside_honest(&proxy, || all_are_reset(&mut raw));
+    let all = f64::from(AT_ONCE);
+    assert_counts(&proxy, "proxy_http2_stalled_streams_total", &[("listener", "web")], all);
     drop(raw);
     is_over(&proxy, &origin);
 }

@@ -87,7 +87,10 @@ pub(super) async fn serve(
         patience: origin.listener.plan.timeouts.write,
         clock,
     };
-    tokio::join!(exchange, far.run());
+    let ((), stalled) = tokio::join!(exchange, far.run());
+    if stalled {
+        origin.listener.stats[worker.index].h2_stalled.up();
+    }
 }
 
 /// Whether a request that may well have no body has one: what a head without the end of the
@@ -162,8 +165,9 @@ impl Taking {
 }
 
 impl Far {
-    /// Moves everything in both directions, until the answer is out or one side has gone.
-    async fn run(mut self) {
+    /// Moves everything in both directions, until the answer is out or one side has gone. True: the
+    /// client did not take it.
+    async fn run(mut self) -> bool {
         let mut buf = Vec::new();
         let mut head = h1_response::Response::default();
         let began = poll_fn(|cx| {
@@ -172,17 +176,17 @@ impl Far {
             }
             self.poll_head(cx, &mut buf, &mut head).map(Some)
         });
-        let Some(result) = began.await else { return };
+        let Some(result) = began.await else { return false };
         let Ok((response, len)) = result else {
             // It has ended without an answer: nothing was committed, and nothing may look so.
             self.respond.send_reset(Reason::INTERNAL_ERROR);
-            return;
+            return false;
         };
         let is_tunnel = head.status == 101;
         let ends = !is_tunnel && !heads::has_body(head.framing);
-        let Ok(stream) = self.respond.send_response(response, ends) else { return };
+        let Ok(stream) = self.respond.send_response(response, ends) else { return false };
         if ends {
-            return;
+            return false;
         }
         let framing = if is_tunnel { l7rp_core::http1::Framing::UntilClose } else { head.framing };
         let mut outflow = Outflow::new(stream, framing, buf.split_off(len));
@@ -202,7 +206,8 @@ impl Far {
                     .map(|()| End::Stalled),
             }
         });
-        match end.await {
+        let end = end.await;
+        match end {
             End::Over => {}
             End::Broken => outflow.reset(Reason::INTERNAL_ERROR),
             End::Stalled => {
@@ -210,6 +215,7 @@ impl Far {
                 outflow.reset(Reason::CANCEL);
             }
         }
+        matches!(end, End::Stalled)
     }
 
     /// Moves the request on. Ready: the client has given the stream up.
