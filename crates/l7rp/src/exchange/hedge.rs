@@ -17,11 +17,12 @@ use l7rp_core::pick::Tried;
 
 use super::Exchange;
 use super::attempt::{
-    Attempt, Fault, Lap, MAX_INTERIM, MAX_RESPONSE_HEAD, Origin, closed, is_stale, open, report,
+    Attempt, Fault, Lap, MAX_INTERIM, MAX_RESPONSE_HEAD, Origin, closed, is_stale, report,
     write_head,
 };
 use super::client::poll_write_from;
 use super::forwarded::Sender;
+use super::open::open;
 use super::record::{Record, RequestId};
 use super::upload::Upload;
 use crate::live::Route;

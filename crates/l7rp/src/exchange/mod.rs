@@ -8,6 +8,7 @@ mod dispatch;
 mod forwarded;
 mod grpc;
 mod hedge;
+mod open;
 pub mod record;
 mod relay;
 mod tunnel;
