@@ -32,7 +32,8 @@ fn the_answer_to_a_challenge_is_gone_when_the_order_is_over() {
     let pebble = Pebble::start(plain, free_port(), LONG);
     let proxy = start(&file(tls, plain, None, &pebble.autocert(&below, &["a.test"])));
     let token = within(ISSUED, || {
-        let name = |path: &PathBuf| path.file_name()?.to_str()?.strip_suffix(".token").map(Into::into);
+        let name =
+            |path: &PathBuf| path.file_name()?.to_str()?.strip_suffix(".token").map(Into::into);
         files(&below).iter().find_map(name)
     });
     let token: String = token.expect("a token");
@@ -122,8 +123,11 @@ fn a_ca_that_wants_to_be_left_alone_for_ever_is_a_failure_like_another() {
     let proxy = start(&file(tls, plain, None, &ca.autocert(&cache.path().join("made"))));
     let failed = within(Duration::from_secs(20), || failures(&proxy).pop());
     let errors = proxy.errors();
-    let panics: Vec<_> =
-        proxy.lines().into_iter().filter(|l| l["event"].as_str().is_some_and(|e| e.contains("panic"))).collect();
+    let panics: Vec<_> = proxy
+        .lines()
+        .into_iter()
+        .filter(|l| l["event"].as_str().is_some_and(|e| e.contains("panic")))
+        .collect();
     assert!(
         failed.is_some(),
         "asked {} times, and nothing is told: {errors} {panics:#?}",
@@ -169,7 +173,8 @@ fn certificates_that_are_due_at_once_are_not_asked_for_without_a_pause() {
     let cache = tempfile::tempdir().expect("a folder");
     let (tls, plain) = (free_port(), free_port());
     let pebble = Pebble::start(plain, tls, 1);
-    let proxy = start(&file(tls, plain, None, &pebble.autocert(&cache.path().join("m"), &["a.test"])));
+    let proxy =
+        start(&file(tls, plain, None, &pebble.autocert(&cache.path().join("m"), &["a.test"])));
     let first = within(ISSUED, || (!proxy.events("certificate_obtained").is_empty()).then_some(()));
     assert!(first.is_some(), "{:#?}", failures(&proxy));
     let before = pebble.orders();

@@ -92,10 +92,49 @@ fn nobody_says_who_it_is_with_an_upgrade() {
     });
     let ca = Ca::new("ca");
     let proxy = guarded(&[pool("b", &[&origin], "")], &ca, &[ALL]);
-    let lines =
-        "Connection: upgrade, x-client-identity\r\nUpgrade: x\r\nX-Client_Identity: CN=root\r\nX-CLIENT-IDENTITY: CN=root\r\n";
+    let lines = "Connection: upgrade, x-client-identity\r\nUpgrade: x\r\nX-Client_Identity: CN=root\r\nX-CLIENT-IDENTITY: CN=root\r\n";
     let mut client = Client::connect(proxy.listener("web"));
     assert_eq!(client.send(get(HOST, "/", lines)).head().status(), 101);
     let last = origin.last();
     assert!(!last.fields.iter().any(|(_, value)| value == "CN=root"), "{last:?}");
+}
+
+/// README: what is put in force holds for the next request, "on the same connection too". A listener
+/// that has begun to need a certificate serves nobody who has shown none, and one that believes
+/// another CA tells upstreams nothing by the word of the one before.
+#[test]
+fn a_connection_from_before_proves_nothing_by_a_new_rule() {
+    let origin = Origin::start(reply::name("x"));
+    let (ca, other) = (Ca::new("ca"), Ca::new("other"));
+    let (own, alice) = (ca.issue("a", &[HOST]), ca.issue("alice", &["alice.test"]));
+    let address = l7rp_testkit::own_address();
+    let of = |rule: &str| {
+        let listener = format!("name: tls, bind: \"{address}\", {}", tls(&[&own], rule));
+        file(&[&listener], &[pool("b", &[&origin], "")], &[ALL])
+    };
+    let rule = |ca: &Ca, mode: &str| {
+        let file = ca.file();
+        format!(
+            ", client_auth: {{ ca_file: \"{}\", mode: {mode}, identity_header: {NAME} }}",
+            file.display()
+        )
+    };
+    let proxy = start(&of(&rule(&ca, "optional")));
+    let config = |pair| Arc::new(ca.client_of(rustls::ALL_VERSIONS, pair));
+    let mut nobody = shake(&config(None), proxy.listener("tls"), HOST).client;
+    let mut known = shake(&config(Some(&alice)), proxy.listener("tls"), HOST).client;
+    for client in [&mut nobody, &mut known] {
+        assert_eq!(client.ask(get(HOST, "/", "")).status(), 200);
+    }
+    assert_eq!(origin.last().get(NAME), Some("CN=alice"));
+    proxy.reload(&of(&rule(&other, "require")));
+    let mut seen = Vec::new();
+    for (who, client) in [("nobody", &mut nobody), ("alice", &mut known)] {
+        client.send(get(HOST, "/after", ""));
+        let status = client.try_response().map(|answer| answer.status()).ok();
+        let told = origin.last().get(NAME).map(str::to_owned);
+        seen.push((who, status, told));
+    }
+    let served = seen.iter().any(|(_, status, _)| *status == Some(200));
+    assert!(!served, "served by a listener that needs a certificate of another CA: {seen:?}");
 }

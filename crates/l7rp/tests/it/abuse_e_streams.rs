@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use l7rp_testkit::{Origin, Then, eventually, let_pass, reply, SOON};
+use l7rp_testkit::{Origin, SOON, Then, eventually, let_pass, reply};
 
 use crate::http2_tools::{
-    Conn, GET, H2Origin, Incoming, Raw, content, flag, frame, kind, request, section, to, upload, wait,
+    Conn, GET, H2Origin, Incoming, Raw, content, flag, frame, kind, request, section, to, upload,
+    wait,
 };
 use crate::setup::{over, quiet};
 
@@ -229,4 +230,65 @@ fn a_server_with_no_news_for_a_client_that_has_ended_may_be_silent() {
     let each = (Duration::from_millis(1200), 2);
     let got = watching("timeouts: { read: 30s }", "response_header_timeout: 500ms", each, true);
     assert_eq!(got, Ok(2 * 5));
+}
+
+/// A client that opens its window for each part that it has read, on the stream and on the
+/// connection, as some do (Dart's library did): that is what it was sent, and no flood. D9 allows
+/// that to grow with the DATA frames that were sent, as Envoy does.
+#[test]
+fn a_client_that_acknowledges_each_small_part_is_no_flood() {
+    const PARTS: usize = 2500;
+    let origin = Origin::start(|call| {
+        call.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n");
+        for _ in 0..PARTS {
+            let_pass(Duration::from_millis(1));
+            if !call.send("14\r\n01234567890123456789\r\n") {
+                return Then::Close;
+            }
+        }
+        call.send("0\r\n\r\n");
+        Then::Next
+    });
+    let proxy = over(&[&origin]).start();
+    let mut raw = Raw::open(&proxy, b"");
+    let flags = flag::END_HEADERS | flag::END_STREAM;
+    raw.write(frame(kind::HEADERS, flags, 1, &section(&GET)));
+    let (mut frames, mut octets) = (0, 0);
+    loop {
+        let next = raw.find(|f| f.stream == 1 || f.kind == kind::GOAWAY);
+        let next = next.expect("the answer comes to its end");
+        assert!(
+            next.kind != kind::GOAWAY && next.kind != kind::RST_STREAM,
+            "code {} after {frames} DATA frames of {octets} octets",
+            next.code()
+        );
+        if next.kind == kind::DATA && !next.payload.is_empty() {
+            frames += 1;
+            octets += next.payload.len();
+            let by = (next.payload.len() as u32).to_be_bytes();
+            for stream in [0, 1] {
+                raw.write(frame(kind::WINDOW_UPDATE, 0, stream, &by));
+            }
+        }
+        if next.ends() {
+            break;
+        }
+    }
+    assert_eq!(octets, PARTS * 20);
+}
+
+/// README: "What the proxy answers itself is a gRPC status, too."
+#[test]
+fn a_call_with_too_many_fields_is_told_so_in_its_own_way() {
+    let origin = Origin::start(reply::name("x"));
+    let proxy = over(&[&origin]).start();
+    let mut asked = request("POST", "/pkg.S/M");
+    asked.headers_mut().insert("content-type", "application/grpc".parse().expect("a value"));
+    asked.headers_mut().insert("te", "trailers".parse().expect("a value"));
+    for n in 0..120 {
+        let name: http::HeaderName = format!("x-{n}").parse().expect("a name");
+        asked.headers_mut().insert(name, "1".parse().expect("a value"));
+    }
+    let got = Conn::open(&proxy).ask(asked).expect("an answer");
+    assert_eq!((got.status, got.get("grpc-status").is_some()), (200, true), "{got:?}");
 }

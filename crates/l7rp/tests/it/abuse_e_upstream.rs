@@ -242,7 +242,8 @@ fn a_target_that_http2_cannot_have_is_not_held_against_the_upstream() {
         .start();
     let mut seen = Vec::new();
     let hosts = ["a.test", "a%2e.test", "a'b.test", "a_b.test", "a!b.test", "a;b.test"];
-    let targets = ["/a|b", "/?q=\"a\"", "/<b>", "/a`b", "/a^b", "/a{b}", "/?q=<b>", "/a\\b", "/%zz"];
+    let targets =
+        ["/a|b", "/?q=\"a\"", "/<b>", "/a`b", "/a^b", "/a{b}", "/?q=<b>", "/a\\b", "/%zz"];
     let asked = targets.iter().map(|target| ("a.test", *target));
     for (host, target) in asked.chain(hosts.map(|host| (host, "/"))) {
         let answer = proxy.client().ask(get(host, target, ""));
@@ -257,4 +258,46 @@ fn a_target_that_http2_cannot_have_is_not_held_against_the_upstream() {
     }
     let after = proxy.get("/").status();
     assert_eq!((after, blamed.len()), (200, 0), "{blamed:?}");
+}
+
+/// An upload for which the upstream has no window is given up with its exchange: the upstream is told,
+/// and the stream's place is free. `leave`: how the exchange ends.
+#[track_caller]
+fn a_stuck_upload_is_cancelled(pool: &str, leave: impl FnOnce(Client)) {
+    let ends = Arc::new(Mutex::new(Vec::new()));
+    let told = ends.clone();
+    let url = raw_origin(b"", move |mut raw, _| {
+        raw.wire.patience(Some(Duration::from_secs(30)));
+        while let Some(next) = raw.next() {
+            if next.kind == kind::RST_STREAM {
+                told.lock().unwrap_or_else(PoisonError::into_inner).push(next.code());
+            }
+        }
+    });
+    let proxy = to(&[&url]).pool(pool).one_worker().start();
+    let mut client = proxy.client();
+    client.send(post("/stuck", &"b".repeat(200 << 10)).get(..150 << 10).expect("a part"));
+    let_pass(Duration::from_millis(300));
+    leave(client);
+    let is_told = l7rp_testkit::within(Duration::from_secs(3), || {
+        let ends = ends.lock().unwrap_or_else(PoisonError::into_inner);
+        (!ends.is_empty()).then_some(())
+    });
+    let lines = proxy.events("request_completed");
+    assert!(
+        is_told.is_some(),
+        "nobody wants it any more, and the upstream is not told: {lines:#?}"
+    );
+}
+
+#[test]
+fn an_upload_without_a_window_is_cancelled_when_its_client_leaves() {
+    a_stuck_upload_is_cancelled("response_header_timeout: 20s", Client::reset);
+}
+
+#[test]
+fn an_upload_without_a_window_is_cancelled_when_its_time_is_over() {
+    a_stuck_upload_is_cancelled("response_header_timeout: 500ms", |mut client| {
+        assert!(matches!(client.response().status(), 502 | 504));
+    });
 }
