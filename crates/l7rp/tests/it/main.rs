@@ -6,6 +6,10 @@
 #![allow(clippy::print_stdout, reason = "measurements are told to who asks for them")]
 
 mod abuse;
+mod abuse_e_acme;
+mod abuse_e_identity;
+mod abuse_e_streams;
+mod abuse_e_upstream;
 mod abuse_listeners;
 mod abuse_reload;
 mod abuse_reload_state;
