@@ -34,6 +34,8 @@ pub struct Snapshot {
     pub pools: Vec<Arc<Pool>>,
     /// By the index that routes use.
     pub listeners: Vec<Arc<Listener>>,
+    /// Names of fields by which only the proxy may speak.
+    pub guarded: Changes,
     /// TLS towards the upstreams of each pool.
     tls: Vec<Option<Arc<Originator>>>,
 }
@@ -45,6 +47,8 @@ pub struct Route {
     pub plan: plan::Route,
     /// Fields on the way to the upstream.
     pub request_changes: Changes,
+    /// The same, if it takes anything away: for trailers.
+    pub dropped: Option<Arc<Changes>>,
     /// Fields on the way to the client.
     pub response_changes: Changes,
     /// What may be tried again.
@@ -407,7 +411,15 @@ impl Snapshot {
         });
         let routes = routes.collect();
         let rules = plan.routes.iter().map(rule).collect::<Vec<_>>();
-        Self { table: Table::new(rules), routes, pools, listeners, tls: tls.pools, plan }
+        Self {
+            table: Table::new(rules),
+            routes,
+            pools,
+            listeners,
+            guarded: Changes { guarded, ..Changes::default() },
+            tls: tls.pools,
+            plan,
+        }
     }
 
     /// Puts new rules in force for what is shared with `old`, and retires what is not.
@@ -514,7 +526,9 @@ impl Route {
         });
         let mut request_changes = changes(&plan.headers.add_request, &plan.headers.remove_request);
         request_changes.guarded = guarded.to_vec();
+        let takes_away = !request_changes.drop.is_empty() || !guarded.is_empty();
         Self {
+            dropped: takes_away.then(|| Arc::new(request_changes.clone())),
             request_changes,
             response_changes: changes(&plan.headers.add_response, &plan.headers.remove_response),
             retry: plan.retry.as_ref().map(retry_rules),

@@ -45,6 +45,19 @@ impl Changes {
             || self.guarded.iter().any(|g| is_alike(g.as_bytes(), name))
     }
 
+    /// A trailer section without the fields that are not passed on.
+    pub fn strip(&self, trailer: Vec<u8>) -> Vec<u8> {
+        let dropped = |line: &[u8]| {
+            let colon = line.iter().position(|&b| b == b':');
+            colon.is_some_and(|colon| self.drops(&line[..colon]))
+        };
+        if !trailer.split(|&b| b == b'\n').any(dropped) {
+            return trailer;
+        }
+        let lines = trailer.split_inclusive(|&b| b == b'\n').filter(|line| !dropped(line));
+        lines.flatten().copied().collect()
+    }
+
     /// Appends the lines that are added.
     pub fn write(&self, out: &mut Vec<u8>) {
         for (name, value) in &self.add {
@@ -330,6 +343,20 @@ mod tests {
             &changes,
         );
         String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn what_is_dropped_is_no_trailer_either() {
+        let changes = Changes {
+            drop: vec!["X-Gone".into()],
+            guarded: vec!["x-who".into()],
+            ..Changes::default()
+        };
+        let strip = |text: &str| String::from_utf8(changes.strip(text.into())).unwrap();
+        let all = "0\r\nx-gone: 1\r\nX: 2\r\nX_Who: eve\r\nx-who:eve\r\n\r\n";
+        assert_eq!(strip(all), "0\r\nX: 2\r\n\r\n");
+        assert_eq!(strip("0\r\nX: 2\r\n\r\n"), "0\r\nX: 2\r\n\r\n");
+        assert_eq!(strip(""), "");
     }
 
     #[test]

@@ -13,6 +13,7 @@ use l7rp_core::renewal::Tries;
 use rustix::fs::{FlockOperation, flock};
 use rustls::sign::CertifiedKey;
 use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::tls::TlsError;
 use crate::tls::files::{self, Chain, Named};
@@ -73,17 +74,18 @@ impl Cache {
             let help = "it must be a directory that the proxy may write to";
             error(format!("cannot use `cache_dir` {name}: {e}"), help)
         };
-        let mut builder = DirBuilder::new();
-        builder.recursive(true).mode(0o700);
-        builder.create(cache_dir).map_err(cannot)?;
+        private().create(cache_dir).map_err(cannot)?;
         let mode = fs::metadata(cache_dir).map_err(cannot)?.permissions().mode();
         if mode & 0o022 != 0 {
             let message =
                 format!("`cache_dir` {name} can be changed by others (mode {:03o})", mode & 0o777);
             return Err(error(message, &format!("private keys are kept there: chmod 700 {name}")));
         }
-        let folder = cache_dir.join(file_name(directory_url.trim_start_matches("https://")));
-        builder.create(folder.join(CHALLENGES)).map_err(cannot)?;
+        // The digest tells apart what looks the same as a name of a file.
+        let name = file_name(directory_url.trim_start_matches("https://"));
+        let digest = xxh3_64(directory_url.as_bytes()) as u32;
+        let folder = cache_dir.join(format!("{name}-{digest:08x}"));
+        private().create(folder.join(CHALLENGES)).map_err(cannot)?;
         let cache = Self { folder };
         let probe = cache.folder.join(format!("probe{}", std::process::id()));
         fs::write(&probe, "").and_then(|()| fs::remove_file(&probe)).map_err(cannot)?;
@@ -92,6 +94,8 @@ impl Cache {
 
     /// The turn to ask for certificates; `None`: another process has it.
     pub(super) fn take_turn(&self) -> io::Result<Option<Turn>> {
+        // Somebody may have tidied up.
+        private().create(self.folder.join(CHALLENGES))?;
         let mut options = OpenOptions::new();
         let lock = options.write(true).create(true).truncate(false).mode(0o600);
         let lock = lock.open(self.folder.join("lock"))?;
@@ -239,6 +243,13 @@ impl Cache {
     fn sync(&self) -> io::Result<()> {
         File::open(&self.folder)?.sync_all()
     }
+}
+
+/// Makes folders that are nobody else's business.
+fn private() -> DirBuilder {
+    let mut builder = DirBuilder::new();
+    builder.recursive(true).mode(0o700);
+    builder
 }
 
 fn stamp(path: &Path) -> io::Result<Stamp> {

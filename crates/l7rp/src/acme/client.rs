@@ -26,6 +26,8 @@ use crate::tls::{Originator, TlsError};
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Octets of an answer; a chain has some 5 KiB.
 const MOST: usize = 1 << 20;
+/// A CA that names a longer time in the middle of an order means something else.
+const LONGEST_WISH: Duration = Duration::from_hours(24);
 const MAX_HEAD: Limits = Limits { max_head: 64 << 10, max_fields: 256, max_target: 0 };
 
 /// How a CA is asked.
@@ -74,10 +76,18 @@ impl Caller {
         stream.write_all(&message).await.map_err(|e| e.to_string())?;
         let answer = read(&mut stream).await?;
         let refused = answer.status().as_u16() >= 400;
-        if refused && let Some(wish) = retry_after(&answer) {
-            *lock(&self.wish) = Some(wish);
+        let (mut parts, body) = answer.into_parts();
+        if let Some(wish) = retry_after(&parts.headers) {
+            let is_long = wish > LONGEST_WISH;
+            if refused || is_long {
+                *lock(&self.wish) = Some(wish);
+                // The library reckons with it, and not with what it may be.
+                parts.headers.remove(http::header::RETRY_AFTER);
+            }
+            if is_long && !refused {
+                return Err("the CA wants to be asked again only in more than a day".into());
+            }
         }
-        let (parts, body) = answer.into_parts();
         Ok(BytesResponse { parts, body: Box::new(body) })
     }
 
@@ -85,7 +95,7 @@ impl Caller {
         let bare = host.trim_start_matches('[').trim_end_matches(']');
         let tcp = TcpStream::connect((bare, port)).await;
         let tcp = tcp.map_err(|e| format!("cannot connect to {host}:{port}: {e}"))?;
-        let shaken = self.tls.connect(tcp, bare).await;
+        let shaken = self.tls.connect(tcp, bare, true).await;
         Ok(shaken.map_err(|(_, words)| format!("{host}:{port}: {words}"))?.0)
     }
 }
@@ -152,8 +162,8 @@ async fn read_more(stream: &mut Stream, buf: &mut Vec<u8>) -> Result<(), String>
 }
 
 /// What `Retry-After` says (RFC 9110, section 10.2.3).
-fn retry_after(answer: &Response<Bytes>) -> Option<Duration> {
-    let value = answer.headers().get(http::header::RETRY_AFTER)?.to_str().ok()?.trim();
+fn retry_after(fields: &http::HeaderMap) -> Option<Duration> {
+    let value = fields.get(http::header::RETRY_AFTER)?.to_str().ok()?.trim();
     if let Ok(seconds) = value.parse() {
         return Some(Duration::from_secs(seconds));
     }

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use l7rp_core::renewal::{Fault, Tries, renew_at};
@@ -15,6 +15,7 @@ use super::order::{Ordering, Refusal, Way};
 use super::{Authority, Orders, Tokens};
 use crate::clock::wall_ms;
 use crate::observe::event::{Event, Events, timestamp};
+use crate::sync::lock;
 use crate::tls::issued::Certificate;
 use crate::tls::{Issued, TlsError};
 
@@ -22,6 +23,8 @@ use crate::tls::{Issued, TlsError};
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// One certificate, at most.
 const PATIENCE: Duration = Duration::from_mins(5);
+/// What is wrong with a certificate that is due as it comes.
+const DUE: Fault = Fault::Name { other_way: false };
 /// Stands for the CA itself among the names.
 const AUTHORITY: &str = "";
 
@@ -195,7 +198,13 @@ impl Keeper {
         let began = wall_ms();
         match self.obtain(host, way, around).await {
             Ok(()) => {
-                self.tries.remove(host);
+                let renew_at = self.known.get(host).map_or(0, |known| known.renew_at);
+                // One that is due as it comes would be asked for again and again.
+                if renew_at > wall_seconds() {
+                    self.tries.remove(host);
+                } else {
+                    self.tries.insert(host.to_owned(), tried.failed(wall_seconds(), DUE, 0.0));
+                }
                 self.tries.remove(AUTHORITY);
                 let until = self.issued.certificate(host).map_or(0, |one| one.not_after);
                 let renew_from = self.known.get(host).map_or(0, |known| known.renew_at);
@@ -227,15 +236,19 @@ impl Keeper {
     }
 
     async fn obtain(&mut self, host: &str, way: Way, around: &Around) -> Result<(), Refusal> {
+        let published = Mutex::new(Vec::new());
         let ordering = Ordering {
             authority: &self.authority,
             cache: &self.cache,
             caller: &self.caller,
             issued: &self.issued,
             tokens: &around.tokens,
+            published: &published,
             way,
         };
-        let Ok(obtained) = tokio::time::timeout(PATIENCE, ordering.obtain(host)).await else {
+        let obtained = tokio::time::timeout(PATIENCE, ordering.obtain(host)).await;
+        self.tokens.append(&mut lock(&published));
+        let Ok(obtained) = obtained else {
             return Err(Refusal::of_authority(format!("the CA was not done within {PATIENCE:?}")));
         };
         let cached = self.cache.put_certificate(host, &obtained?).map_err(Refusal::of_name)?;

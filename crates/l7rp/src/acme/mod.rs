@@ -127,7 +127,12 @@ impl Acme {
                 continue;
             };
             let authority = Authority::of(autocert);
-            if !self.kept.contains_key(&authority) {
+            // One whose task has ended, as only a panic does, is begun anew.
+            let alive = self
+                .kept
+                .get(&authority)
+                .is_some_and(|kept| kept.task.as_ref().is_none_or(|task| !task.is_finished()));
+            if !alive {
                 let whose = format!("listener {}", listener.name);
                 let told = |e| MaterialError { whose, errors: vec![e] };
                 let kept = Kept::open(&authority, hosts_of(plan, &authority)).map_err(told)?;

@@ -1,6 +1,7 @@
 //! One certificate, from the order to the chain (RFC 8555, section 7.4).
 
 use std::collections::HashMap;
+use std::sync::Mutex;
 use std::time::Duration;
 
 use instant_acme::{
@@ -12,10 +13,14 @@ use rcgen::{CertificateParams, CustomExtension, DistinguishedName, KeyPair};
 use super::cache::{Cache, SEEN_BY_OTHERS};
 use super::client::Caller;
 use super::{Authority, Tokens};
+use crate::sync::lock;
 use crate::tls::Issued;
 
 /// What a CA may take to look at a challenge, and to issue.
 const POLLS: RetryPolicy = RetryPolicy::new().timeout(Duration::from_secs(90));
+
+/// Of what a CA says, as much goes to the log.
+const MAX_WORDS: usize = 1000;
 
 /// How a CA is shown that a name is ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,11 +53,13 @@ impl Refusal {
 impl From<Error> for Refusal {
     fn from(e: Error) -> Self {
         /// What is not about the name (RFC 8555, section 6.7).
-        const OF_AUTHORITY: [&str; 5] = [
+        const OF_AUTHORITY: [&str; 7] = [
             "accountDoesNotExist",
             "externalAccountRequired",
+            "invalidContact",
             "rateLimited",
             "serverInternal",
+            "unsupportedContact",
             "userActionRequired",
         ];
         let of_name = match &e {
@@ -62,7 +69,8 @@ impl From<Error> for Refusal {
             }
             _ => false,
         };
-        Self { words: e.to_string(), of_name }
+        let words = e.to_string().chars().take(MAX_WORDS).collect();
+        Self { words, of_name }
     }
 }
 
@@ -73,6 +81,8 @@ pub(super) struct Ordering<'a> {
     pub(super) caller: &'a Caller,
     pub(super) issued: &'a Issued,
     pub(super) tokens: &'a Tokens,
+    /// Those of them that are of this order.
+    pub(super) published: &'a Mutex<Vec<String>>,
     pub(super) way: Way,
 }
 
@@ -171,6 +181,7 @@ impl Ordering<'_> {
         if challenge.r#type == ChallengeType::Http01 {
             let (token, text) = (&challenge.token, proof.as_str());
             self.cache.put_token(token, text).map_err(|e| cannot(&e))?;
+            lock(self.published).push(token.clone());
             self.tokens.rcu(|all| {
                 let mut all = HashMap::clone(all);
                 all.insert(token.clone(), text.to_owned());

@@ -30,6 +30,8 @@ use crate::upstream::pool::{End, Place, Pool, Upstream};
 
 /// A client that does not go on for so long has its part in what follows.
 pub(super) const PATIENCE: Duration = Duration::from_secs(1);
+/// How often a client is looked at whose request waits for the upstream.
+pub(super) const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Interim responses that are passed on for one request; more are an attack.
 pub(super) const MAX_INTERIM: u32 = 32;
 /// Octets of a response head.
@@ -301,7 +303,13 @@ impl Attempt<'_, '_, '_> {
             {
                 return Poll::Ready(Err(failure));
             }
+            if upload.waits() == Waits::Upstream && client.poll_lost(cx) {
+                return Poll::Ready(Err(Failure::ClientGone));
+            }
             let (at, failure) = next_deadline(x, pool, upload, was_told, *deadline);
+            if upload.waits() == Waits::Upstream && look_again(x, client, cx, at) {
+                return Poll::Pending;
+            }
             if upload.waits() == Waits::Client
                 && place.waits_until() < at
                 && client.timer.poll(cx, place.waits_until()).is_ready()
@@ -312,6 +320,18 @@ impl Attempt<'_, '_, '_> {
         })
         .await
     }
+}
+
+/// Has the task woken soon, if that is before `at`: a client whose request waits unread can break off
+/// without anybody being woken for it.
+pub(super) fn look_again(
+    x: &Exchange<'_>,
+    client: &mut Client,
+    cx: &mut Context<'_>,
+    at: Nanos,
+) -> bool {
+    let soon = x.worker.process.clock.now().plus(LOOK_EVERY);
+    soon < at && client.timer.poll(cx, soon).is_pending()
 }
 
 fn poll_response(
@@ -461,6 +481,8 @@ fn next_deadline(
     // A client that asked whether to send waits for the upstream's word, not we for its body.
     let asked = x.incoming.head.expects_continue && !was_told && upload.content() == 0;
     match upload.waits() {
+        // A call may be silent for as long as it likes.
+        Waits::Client if x.is_call => (total, x.out_of_time(total)),
         Waits::Client if !asked => {
             let (at, failure) = upload.client_deadline(x.listener.plan.timeouts.read);
             (at.min(total), failure)

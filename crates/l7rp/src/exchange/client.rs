@@ -14,6 +14,7 @@ use l7rp_core::names::Nanos;
 use crate::live::Door;
 use crate::stream::Stream;
 use crate::timer::Timer;
+use crate::tls::Terminator;
 use crate::worker::Buffers;
 
 /// What is special about a connection.
@@ -23,6 +24,8 @@ pub struct Link {
     pub is_http2: bool,
     /// It is encrypted.
     pub is_tls: bool,
+    /// By what its handshake was.
+    pub tls: Option<Arc<Terminator>>,
     /// The name that the client has asked for in its TLS handshake.
     pub sni: Option<String>,
     /// Who the client is, by its certificate.
@@ -117,6 +120,17 @@ impl Client {
                 Err(_) => return Poll::Ready(Failure::ClientGone),
             }
         }
+    }
+
+    /// Whether it has broken off in the middle of its request, as far as that can be told without
+    /// reading on. Nobody is woken for that while what it has sent waits
+    /// unread.
+    pub fn poll_lost(&self, cx: &mut Context<'_>) -> bool {
+        if let Stream::Pipe(pipe) = &self.stream {
+            return pipe.poll_unread(cx).is_ready();
+        }
+        let _ = self.stream.poll_readable(cx);
+        self.stream.has_failed()
     }
 
     /// Whether it has left, as far as that can be told. `whole`: all of its request has come.

@@ -65,7 +65,8 @@ pub async fn run<'a>(
         }
         _ => 0,
     };
-    let mut upload = Upload::new(&x.incoming, &x.listener.plan.limits, x.max_body(route), keep)?;
+    let (limits, dropped) = (&x.listener.plan.limits, route.dropped.as_ref());
+    let mut upload = Upload::new(&x.incoming, limits, x.max_body(route), keep, dropped)?;
     record.bytes_in = upload.content();
     let mut plan = Plan::new(route.retry.as_ref(), request(x, &upload), deadline);
     if plan.may_cost() {
@@ -324,6 +325,8 @@ fn hash_key(x: &Exchange<'_>, pool: &Pool, client: &Client, sender: &Sender) -> 
     };
     let named = |f: &head::Field, name: &str| f.name.of(buf).eq_ignore_ascii_case(name.as_bytes());
     let value = match by {
+        // A client must not choose by what only the proxy may say.
+        HashKey::Header(name) if x.snapshot.guarded.drops(name.as_bytes()) => None,
         HashKey::Header(name) => fields.iter().find(|f| named(f, name)).map(|f| f.value.of(buf)),
         HashKey::Cookie(name) => fields
             .iter()

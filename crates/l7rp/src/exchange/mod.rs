@@ -21,6 +21,7 @@ use std::future::{Future, poll_fn};
 use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -179,6 +180,7 @@ impl<'a> Exchange<'a> {
         if let Some(proof) = acme::answer(&self.worker.process.tokens, self.incoming.path()) {
             return answer::fixed(self, client, record, space, 200, &proof, "text/plain").await;
         }
+        self.admit_proof(client)?;
         self.admit_host(client)?;
         let route = self.route()?;
         record.route = Some(route);
@@ -237,7 +239,12 @@ impl<'a> Exchange<'a> {
                 Some(parse_host(host).map_err(|_| Failure::BadRequest(Malformed::HostInvalid))?)
             }
         };
+        let guarded = &self.snapshot.guarded;
+        // What a client says of itself there is nothing to go by.
         let has_field = |name: &str, value: &str| {
+            if guarded.drops(name.as_bytes()) {
+                return false;
+            }
             head.fields.iter().any(|f| {
                 f.name.of(buf).eq_ignore_ascii_case(name.as_bytes())
                     && f.value.of(buf) == value.as_bytes()
@@ -252,6 +259,18 @@ impl<'a> Exchange<'a> {
         };
         let found = self.snapshot.table.find(&request).ok_or(Failure::NoRoute)?;
         self.snapshot.routes.get(found).ok_or(Failure::Internal)
+    }
+
+    /// Refuses a client that has proved who it is under another rule than the one in force, or has
+    /// not had to: a reload may have changed it since.
+    fn admit_proof(&self, client: &Client) -> Result<(), Failure> {
+        let Some(now) = &self.listener.tls else { return Ok(()) };
+        let then = client.link.as_ref().and_then(|link| link.tls.as_ref());
+        let same = then.is_some_and(|then| Arc::ptr_eq(now, then));
+        if same || now.accepts_proof_of(then.map(AsRef::as_ref)) {
+            return Ok(());
+        }
+        Err(Failure::Misdirected)
     }
 
     /// Refuses a host that the client's certificate is not for: which clients are let in was

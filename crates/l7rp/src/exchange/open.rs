@@ -1,6 +1,7 @@
 //! A connection for a try: one that is there, one that somebody else is opening, or a new one.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use l7rp_core::failure::Failure;
 use l7rp_core::names::Nanos;
@@ -10,9 +11,13 @@ use super::attempt::report;
 use crate::upstream::connect::{Connected, connect};
 use crate::upstream::connection::Connection;
 use crate::upstream::opening::Turn;
-use crate::upstream::pool::{Pool, Upstream};
+use crate::upstream::pool::{Pool, Speaks, Upstream};
 
-/// A pooled connection, or else a new one; whether it is pooled.
+/// How long a request waits for what others open, before it opens a connection for itself.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// A pooled connection, or else a new one; whether it is pooled. `may_reuse`: one that is there
+/// will do. Of those that carry many requests, one that has failed is never taken again.
 pub(super) async fn open(
     x: &Exchange<'_>,
     pool: &Pool,
@@ -20,16 +25,16 @@ pub(super) async fn open(
     deadline: Nanos,
     may_reuse: bool,
 ) -> Result<(Connection, bool), Failure> {
-    if !may_reuse {
-        return Ok((open_new(x, pool, upstream, deadline, None).await?, false));
-    }
-    if let Some(pooled) = pooled(x, pool, upstream) {
+    let clock = x.worker.process.clock;
+    let shares = upstream.is_shared() && !needs_h1(x, upstream);
+    if (may_reuse || shares)
+        && let Some(pooled) = pooled(x, pool, upstream, shares)
+    {
         return Ok((pooled, true));
     }
-    let clock = x.worker.process.clock;
-    let until = clock.now().plus(pool.plan.connect_timeout).min(deadline);
     // Those that come at once share what one of them opens.
-    while upstream.is_shared() {
+    let patience = clock.now().plus(PATIENCE);
+    while shares && clock.now() < patience {
         let theirs = match x.worker.h2.openings.turn(upstream.id) {
             Ok(turn) => {
                 let opened = open_new(x, pool, upstream, deadline, Some(turn)).await?;
@@ -37,10 +42,11 @@ pub(super) async fn open(
             }
             Err(theirs) => theirs,
         };
-        match tokio::time::timeout_at(clock.instant(until), theirs.over()).await {
+        let until = clock.instant(patience.min(deadline));
+        match tokio::time::timeout_at(until, theirs.over()).await {
             Ok(over) => over?,
-            Err(_) if until == deadline => return Err(x.out_of_time(deadline)),
-            Err(_) => return Err(Failure::ConnectTimeout),
+            Err(_) if deadline <= patience => return Err(x.out_of_time(deadline)),
+            Err(_) => break,
         }
         if let Some(shared) = shared(x, pool, upstream) {
             return Ok((shared, false));
@@ -49,18 +55,29 @@ pub(super) async fn open(
     Ok((open_new(x, pool, upstream, deadline, None).await?, false))
 }
 
+/// Whether only HTTP/1.1 will do: another protocol is offered, which HTTP/2 does not know.
+fn needs_h1(x: &Exchange<'_>, upstream: &Upstream) -> bool {
+    x.incoming.head.upgrade.len > 0 && upstream.speaks == Speaks::AsAgreed
+}
+
 /// A request's place on a connection that carries many.
 fn shared(x: &Exchange<'_>, pool: &Pool, upstream: &Arc<Upstream>) -> Option<Connection> {
     let worker = x.worker;
-    let now = worker.process.clock.now();
-    let stream = worker.h2.take(upstream, now, pool.plan.keepalive.idle_timeout)?;
+    let (now, keep_for) = (worker.process.clock.now(), pool.plan.keepalive.idle_timeout);
+    let stream = worker.h2.take(upstream, now, keep_for)?;
     Some(Connection::shared(stream, upstream, worker.index))
 }
 
-fn pooled(x: &Exchange<'_>, pool: &Pool, upstream: &Arc<Upstream>) -> Option<Connection> {
+fn pooled(
+    x: &Exchange<'_>,
+    pool: &Pool,
+    upstream: &Arc<Upstream>,
+    shares: bool,
+) -> Option<Connection> {
     let worker = x.worker;
     let only_fresh = !x.incoming.head.method.is_idempotent();
-    shared(x, pool, upstream).or_else(|| {
+    let place = shares.then(|| shared(x, pool, upstream)).flatten();
+    place.or_else(|| {
         worker.idle.take(upstream, worker.process.clock.now(), only_fresh, worker.index)
     })
 }
@@ -77,10 +94,11 @@ async fn open_new(
     let now = worker.process.clock.now();
     let left = deadline.since(now);
     let limit = pool.plan.connect_timeout.min(left);
-    let connected = match connect(upstream, limit).await {
+    let only_h1 = needs_h1(x, upstream);
+    let connected = match connect(upstream, limit, only_h1).await {
         // Idle connections are worth less than this request.
         Err((Failure::LocalShortage, _)) if worker.idle.make_room(worker.index) => {
-            connect(upstream, limit).await
+            connect(upstream, limit, only_h1).await
         }
         connected => connected,
     };

@@ -89,6 +89,8 @@ pub struct Record<'a> {
     pub is_http2: bool,
     /// Who the client is, by its certificate.
     pub identity: Option<Rc<str>>,
+    /// It is known to be a call of gRPC.
+    pub known_call: bool,
     /// It is no request at all, and may not be worth a line.
     pub is_noise: bool,
     /// The exchange came to its end, good or bad.
@@ -126,6 +128,7 @@ impl<'a> Record<'a> {
             failure: None,
             is_http2: false,
             identity: None,
+            known_call: false,
             is_noise: false,
             ended: false,
         }
@@ -141,7 +144,7 @@ impl<'a> Record<'a> {
     /// Whether it is a call of gRPC: the client expects the outcome in a field and not in the
     /// status.
     pub fn is_call(&self) -> bool {
-        self.head.is_some_and(|(buf, head)| grpc::is_call(buf, head))
+        self.known_call || self.head.is_some_and(|(buf, head)| grpc::is_call(buf, head))
     }
 
     fn count(&self, took: Duration, status: u16) {

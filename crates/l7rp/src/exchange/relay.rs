@@ -12,7 +12,7 @@ use l7rp_core::http1::encode::{self, ToClient};
 use l7rp_core::http1::response::Response;
 use l7rp_core::names::{Nanos, Status};
 
-use super::attempt::{Lap, PATIENCE};
+use super::attempt::{Lap, PATIENCE, look_again};
 use super::client::{Client, poll_write_from, unwritable};
 use super::dispatch::Answered;
 use super::record::Record;
@@ -94,7 +94,9 @@ pub async fn run<'a>(
         },
         &route.response_changes,
     );
-    let stall = stall_limit(response, &buf[head_at..], pool);
+    let events = is_events(response, &buf[head_at..]);
+    // Neither a stream of events nor a call has to go on at any pace.
+    let stall = (!events && !x.is_call).then_some(pool.plan.response_header_timeout);
     let now = x.worker.process.clock.now();
     let mut download =
         Download::new(response.framing, decode, std::mem::take(&mut buf), body_at, now);
@@ -104,7 +106,7 @@ pub async fn run<'a>(
         // Not before: a body that is broken from its beginning can still be answered with 502.
         record.status = response.status;
         let (stream, upload, place) = (&mut connection.stream, &mut upload, &mut place);
-        let mut relay = Relay { x, stream, upload, place, stall, deadline };
+        let mut relay = Relay { x, stream, upload, place, events, stall, deadline };
         result = relay.pump(client, record, space, &mut download).await;
     }
     record.bytes_in = upload.content();
@@ -136,15 +138,13 @@ pub async fn run<'a>(
     Ok(Done { next, used })
 }
 
-/// How long an upstream may be silent in the middle of a body. A stream of events may be so
-/// for ever.
-fn stall_limit(response: &Response, buf: &[u8], pool: &Pool) -> Option<Duration> {
+/// Whether a response is a stream of events.
+fn is_events(response: &Response, buf: &[u8]) -> bool {
     const EVENTS: &[u8] = b"text/event-stream";
-    let events = response.fields.iter().any(|f| {
+    response.fields.iter().any(|f| {
         f.name.of(buf).eq_ignore_ascii_case(b"content-type")
             && f.value.of(buf).get(..EVENTS.len()).is_some_and(|t| t.eq_ignore_ascii_case(EVENTS))
-    });
-    (!events).then_some(pool.plan.response_header_timeout)
+    })
 }
 
 /// Keeps a connection for the next request, for as long as both sides want.
@@ -165,6 +165,9 @@ struct Relay<'t, 'a> {
     stream: &'t mut Stream,
     upload: &'t mut Upload,
     place: &'t mut Place<'a>,
+    /// It is a stream of events.
+    events: bool,
+    /// How long the upstream may be silent.
     stall: Option<Duration>,
     deadline: Nanos,
 }
@@ -178,7 +181,7 @@ impl Relay<'_, '_> {
         space: &Workspace<'_>,
         download: &mut Download,
     ) -> Result<(), Failure> {
-        let Self { x, stream, upload, place, stall, deadline } = self;
+        let Self { x, stream, upload, place, events, stall, deadline } = self;
         let worker = x.worker;
         let mut good_at = place.good_at();
         poll_fn(|cx| {
@@ -199,12 +202,21 @@ impl Relay<'_, '_> {
                 if let Poll::Ready(failure) = client.poll_watch(cx, &worker.buffers) {
                     return Poll::Ready(Err(failure));
                 }
-                // Who listens to events does not end its side but by leaving.
-                if client.ended && stall.is_none() {
+                // Who listens to events does not end its side but by leaving; a stream is always
+                // ended with its request, and says it when it is given up.
+                if *events && client.ended && !client.is_pipe() {
                     return Poll::Ready(Err(Failure::ClientGone));
                 }
+            } else if upload.waits() == Waits::Upstream && client.poll_lost(cx) {
+                return Poll::Ready(Err(Failure::ClientGone));
             }
             let (at, failure) = next_deadline(x, upload, download, *stall, *deadline);
+            if upload.waits() == Waits::Upstream
+                && good_at == Nanos::NEVER
+                && look_again(x, client, cx, at)
+            {
+                return Poll::Pending;
+            }
             if good_at < at && client.timer.poll(cx, good_at).is_ready() {
                 place.settle(End::Answered(record.status.into()), worker.process.clock.now());
                 good_at = Nanos::NEVER;
@@ -228,7 +240,7 @@ fn next_deadline(
     if download.client_is_slow {
         return (download.progress.plus(timeouts.write).min(total), Failure::ClientStalled);
     }
-    if upload.waits() == Waits::Client {
+    if upload.waits() == Waits::Client && !x.is_call {
         let (at, failure) = upload.client_deadline(timeouts.read);
         return (at.min(total), failure);
     }

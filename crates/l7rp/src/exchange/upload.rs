@@ -4,11 +4,14 @@
 //! What may have to be sent again is kept while it is streamed, up to the route's bound; a
 //! longer body is streamed on and can no longer be sent again.
 
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use l7rp_core::failure::Failure;
+use l7rp_core::http1::Framing;
 use l7rp_core::http1::body::Body;
+use l7rp_core::http1::encode::Changes;
 use l7rp_core::names::Nanos;
 
 use super::Incoming;
@@ -57,6 +60,8 @@ pub struct Upload {
     keep: u64,
     /// All that was passed on after the first part is in `buf`.
     whole: bool,
+    /// What is not passed on behind the body either.
+    dropped: Option<Arc<Changes>>,
     waits: Waits,
     /// The upstream takes no more.
     broken: bool,
@@ -66,6 +71,7 @@ pub struct Upload {
 
 impl Upload {
     /// The upload of this request, of whose body `keep` octets may have to be sent again.
+    /// `dropped`: what is not passed on behind the body.
     ///
     /// # Errors
     /// What came of the body is malformed or already too long.
@@ -74,13 +80,15 @@ impl Upload {
         limits: &MessageLimits,
         max_body: u64,
         keep: u64,
+        dropped: Option<&Arc<Changes>>,
     ) -> Result<Self, Failure> {
         let mut body = Body::new(incoming.head.framing, limits.max_trailer_bytes);
         let seen = body.scan(incoming.rest).map_err(Failure::BadRequest)?;
         if body.content() > max_body {
             return Err(Failure::BodyTooLarge);
         }
-        let trailer = body.take_trailer();
+        let dropped = dropped.filter(|_| incoming.head.framing == Framing::Chunked).cloned();
+        let trailer = stripped(dropped.as_deref(), body.take_trailer());
         // One that is known to be too long need not be kept in part.
         let keep =
             if body.left().is_some_and(|left| body.content() + left > keep) { 0 } else { keep };
@@ -97,6 +105,7 @@ impl Upload {
             buf: trailer,
             keep,
             whole: true,
+            dropped,
             waits: Waits::Upstream,
             broken: false,
             progress: incoming.arrived,
@@ -253,7 +262,7 @@ impl Upload {
             return Poll::Ready(Err(Failure::BodyTooLarge));
         }
         self.len = from + seen.pass;
-        let trailer = self.body.take_trailer();
+        let trailer = stripped(self.dropped.as_deref(), self.body.take_trailer());
         self.buf.splice(self.len..from + seen.used, trailer.iter().copied());
         self.len += trailer.len();
         Poll::Ready(Ok(()))
@@ -269,5 +278,12 @@ impl Upload {
             worker.buffers.give(std::mem::replace(&mut client.ahead, ahead));
         }
         worker.buffers.give(std::mem::take(&mut self.buf));
+    }
+}
+
+fn stripped(dropped: Option<&Changes>, trailer: Vec<u8>) -> Vec<u8> {
+    match dropped {
+        Some(changes) => changes.strip(trailer),
+        None => trailer,
     }
 }

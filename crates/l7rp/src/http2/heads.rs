@@ -57,18 +57,7 @@ pub fn request_to_h1(
     if !(target.starts_with('/') || target == "*" && head.method == Method::OPTIONS) {
         return refused(Malformed::Target);
     }
-    let authority = head.uri.authority().map(Authority::as_str);
-    let mut hosts = head.headers.get_all(HOST).iter();
-    let host = match (authority, hosts.next(), hosts.next()) {
-        (_, _, Some(_)) => return refused(Malformed::HostRepeated),
-        // RFC 9113 §8.3.1: a host beside the authority has to be the same.
-        (Some(authority), Some(host), None) if host.as_bytes() != authority.as_bytes() => {
-            return refused(Malformed::HostInvalid);
-        }
-        (Some(authority), _, None) => authority.as_bytes(),
-        (None, Some(host), None) => host.as_bytes(),
-        (None, None, None) => return refused(Malformed::HostMissing),
-    };
+    let host = host_of(head)?;
     let method = if upgrade.is_some() { "GET" } else { head.method.as_str() };
     let mut out = Vec::with_capacity(512);
     for part in [method.as_bytes(), b" ", target.as_bytes(), b" HTTP/1.1\r\nHost: ", host, b"\r\n"]
@@ -91,6 +80,10 @@ pub fn request_to_h1(
         field(&mut out, b"cookie", &cookies);
     }
     match (upgrade, body) {
+        // The library does not look at what it says.
+        (Some(protocol), _) if !is_token(protocol.as_str()) => {
+            return refused(Malformed::FieldValue);
+        }
         (Some(protocol), _) => {
             field(&mut out, b"connection", b"upgrade");
             field(&mut out, b"upgrade", protocol.as_str().as_bytes());
@@ -104,6 +97,23 @@ pub fn request_to_h1(
     }
     out.extend_from_slice(b"\r\n");
     Ok(out)
+}
+
+/// The host that a request is for.
+fn host_of(head: &request::Parts) -> Result<&[u8], Failure> {
+    let refused = |what| Err(Failure::BadRequest(what));
+    let authority = head.uri.authority().map(Authority::as_str);
+    let mut hosts = head.headers.get_all(HOST).iter();
+    match (authority, hosts.next(), hosts.next()) {
+        (_, _, Some(_)) => refused(Malformed::HostRepeated),
+        // RFC 9113 §8.3.1: a host beside the authority has to be the same.
+        (Some(authority), Some(host), None) if host.as_bytes() != authority.as_bytes() => {
+            refused(Malformed::HostInvalid)
+        }
+        (Some(authority), _, None) => Ok(authority.as_bytes()),
+        (None, Some(host), None) => Ok(host.as_bytes()),
+        (None, None, None) => refused(Malformed::HostMissing),
+    }
 }
 
 /// A response of HTTP/1.1, as HTTP/2. `buf` is what `head` was parsed from. A 101 is a 200, for
@@ -234,6 +244,12 @@ fn add_fields(
         to.append(name, value);
     }
     Ok(())
+}
+
+/// RFC 9110, section 5.6.2.
+fn is_token(text: &str) -> bool {
+    let allowed = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
+    !text.is_empty() && text.bytes().all(allowed)
 }
 
 fn is_of_the_connection(name: Name) -> bool {

@@ -114,6 +114,7 @@ impl Meter {
 
     /// Takes in the next octets that were sent to the peer.
     pub fn sent(&mut self, mut octets: &[u8]) -> Option<Flood> {
+        const DATA: u8 = 0;
         const RST_STREAM: u8 = 3;
         self.earned += octets.len() as u64;
         while !octets.is_empty() {
@@ -124,9 +125,17 @@ impl Meter {
                 if self.code_left == 0 && self.is_provoked() {
                     return Some(Flood::Provoked);
                 }
-            } else if self.written.next(&mut octets).is_some_and(|head| head[3] == RST_STREAM) {
-                self.written.skip = 0;
-                (self.code_left, self.code) = (4, 0);
+            } else if let Some(head) = self.written.next(&mut octets) {
+                match head[3] {
+                    // Some open their windows after each of these, the stream's and the
+                    // connection's.
+                    DATA => self.left = self.left.saturating_add(2).min(BURST),
+                    RST_STREAM => {
+                        self.written.skip = 0;
+                        (self.code_left, self.code) = (4, 0);
+                    }
+                    _ => {}
+                }
             }
         }
         None

@@ -101,7 +101,7 @@ async fn serve_burst(
             // protocol; it is owed no answer.
             Head::Refused(_) if offered => return Next::Abort,
             Head::Refused(failure) => {
-                return refuse(worker, listener, client, buf, scratch, failure).await;
+                return refuse(worker, listener, client, buf, scratch, failure, false).await;
             }
             Head::Http2 => return Next::Http2,
             Head::Nothing => return Next::KeepAlive,
@@ -237,15 +237,16 @@ fn skip_empty_lines(buf: &mut Vec<u8>) -> bool {
     empty > 0
 }
 
-/// Answers a request whose head cannot be said in HTTP/1.1.
+/// Answers a request whose head cannot be said in HTTP/1.1. `is_call`: it is one of gRPC.
 pub async fn refuse_all(
     worker: &Worker,
     listener: &Listener,
     mut client: Client,
     failure: Failure,
+    is_call: bool,
 ) {
     let mut scratch = worker.take_scratch();
-    refuse(worker, listener, &mut client, b"", &mut scratch, failure).await;
+    refuse(worker, listener, &mut client, b"", &mut scratch, failure, is_call).await;
     worker.give_scratch(scratch);
 }
 
@@ -257,6 +258,7 @@ async fn refuse(
     buf: &[u8],
     scratch: &mut Scratch,
     failure: Failure,
+    is_call: bool,
 ) -> Next {
     let Scratch { request, response, to_upstream, to_client } = scratch;
     let mut space = Workspace { response, to_upstream, to_client };
@@ -265,6 +267,7 @@ async fn refuse(
     let mut record =
         Record::new(worker, listener, ip, Some((buf, request)), arrived, RequestId::random());
     record.is_http2 = client.is_http2();
+    record.known_call = is_call;
     record.is_noise = matches!(failure, Failure::BadRequest(_));
     answer::refuse(worker, listener, client, &mut record, &mut space, failure, false, false).await;
     Next::Linger

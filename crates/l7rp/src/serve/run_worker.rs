@@ -307,7 +307,8 @@ async fn secured(
         Ok(Ok(accepted)) => {
             let Accepted { stream, alpn_h2, sni, client_identity } = accepted;
             let identity = client_identity.map(Into::into);
-            let link = Link { is_http2: false, is_tls: true, sni, identity };
+            let tls = Some(tls.clone());
+            let link = Link { is_http2: false, is_tls: true, tls, sni, identity };
             return Some((Stream::Tls(Box::new(stream)), Some(Rc::new(link)), alpn_h2));
         }
         Ok(Err(failure)) => failure.reason,

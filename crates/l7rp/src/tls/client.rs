@@ -22,6 +22,8 @@ use crate::stream::Tls;
 #[derive(Debug)]
 pub struct Originator {
     config: Arc<ClientConfig>,
+    /// The same, without an offer of HTTP/2.
+    only_h1: Arc<ClientConfig>,
     /// Asked for and checked instead of the upstream's host.
     name: Option<String>,
     /// HTTP/2 or nothing.
@@ -50,8 +52,11 @@ impl Originator {
         let config = config(verifier, client, protocol).map_err(|e| {
             vec![TlsError { file: None, message: format!("cannot set up TLS: {e}"), help: None }]
         })?;
+        let mut only_h1 = config.clone();
+        only_h1.alpn_protocols.retain(|protocol| protocol != b"h2");
         Ok(Self {
             config: Arc::new(config),
+            only_h1: Arc::new(only_h1),
             name: plan.server_name.clone(),
             needs_h2: protocol == UpstreamProtocol::Http2,
             trusted: if plan.ca_file.is_some() { "in `ca_file`" } else { "of the system" },
@@ -59,7 +64,8 @@ impl Originator {
     }
 
     /// Shakes hands with the upstream `host`, a name or an IP address without brackets. Whether
-    /// it is HTTP/2 that is talked comes with the stream. The caller has the deadline.
+    /// it is HTTP/2 that is talked comes with the stream. `only_h1`: it is not offered. The caller
+    /// has the deadline.
     ///
     /// # Errors
     /// The failure, and which check has failed. Nothing of a request has been sent.
@@ -67,12 +73,14 @@ impl Originator {
         &self,
         tcp: TcpStream,
         host: &str,
+        only_h1: bool,
     ) -> Result<(Tls, bool), (Failure, String)> {
+        let config = if only_h1 { &self.only_h1 } else { &self.config };
         let wanted = self.name.as_deref().unwrap_or(host);
         let name = ServerName::try_from(wanted.to_owned()).map_err(|_| {
             (Failure::TlsCertificate, format!("no certificate can be for the name `{wanted}`"))
         })?;
-        let shaken = TlsConnector::from(self.config.clone()).connect(name, tcp).await;
+        let shaken = TlsConnector::from(config.clone()).connect(name, tcp).await;
         let stream = shaken.map_err(|e| self.why(&e))?;
         let alpn_h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
         if self.needs_h2 && !alpn_h2 {

@@ -78,6 +78,8 @@ pub struct Terminator {
     chooser: Arc<Chooser>,
     shown: Vec<Shown>,
     issued: Option<(Arc<Issued>, Vec<String>)>,
+    /// What clients have to prove.
+    rule: Option<Rule>,
 }
 
 impl Terminator {
@@ -104,8 +106,8 @@ impl Terminator {
         let config = config(plan, chooser.clone(), resumption);
         let issued = issued.map(|issued| (issued.clone(), hosts.to_vec()));
         match config {
-            Ok(config) if errors.is_empty() => {
-                Ok(Self { config: Arc::new(config), chooser, shown, issued })
+            Ok((config, rule)) if errors.is_empty() => {
+                Ok(Self { config: Arc::new(config), chooser, shown, issued, rule })
             }
             Ok(_) => Err(errors),
             Err(wrong) => {
@@ -124,6 +126,11 @@ impl Terminator {
             })
         });
         self.shown.iter().cloned().chain(issued)
+    }
+
+    /// Whether what was proved in a handshake by `then`, if there was one, is proof here as well.
+    pub fn accepts_proof_of(&self, then: Option<&Self>) -> bool {
+        self.rule.is_none() || then.is_some_and(|then| then.rule == self.rule)
     }
 
     /// Whether a request for `host` belongs on a connection whose handshake asked for `sni`: the
@@ -148,7 +155,7 @@ fn config(
     plan: &ListenerTls,
     chooser: Arc<Chooser>,
     resumption: &Resumption,
-) -> Result<ServerConfig, TlsError> {
+) -> Result<(ServerConfig, Option<Rule>), TlsError> {
     let internal = |e: rustls::Error| TlsError {
         file: None,
         message: format!("cannot set up TLS: {e}"),
@@ -169,7 +176,7 @@ fn config(
         .with_cert_resolver(chooser);
     // The strongest suite that both know, rather than the one that the client has put first.
     config.ignore_client_order = true;
-    config.ticketer = resumption.tickets(rule)?;
+    config.ticketer = resumption.tickets(rule.clone())?;
     // Tickets are enough: what is kept here would be lost on a reload, and is a lock for all.
     config.session_storage = Arc::new(NoServerSessionStorage {});
     // A request in the first flight could be sent again by anybody who has seen it (0-RTT).
@@ -178,7 +185,7 @@ fn config(
     if plan.autocert.is_some() {
         config.alpn_protocols.push(ACME.to_vec());
     }
-    Ok(config)
+    Ok((config, rule))
 }
 
 fn client_auth(auth: &ClientAuth) -> Result<(Arc<dyn ClientCertVerifier>, Rule), TlsError> {

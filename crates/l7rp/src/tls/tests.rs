@@ -46,7 +46,7 @@ type Connected = Result<(Tls, bool), (Failure, String)>;
 
 async fn shake(server: &Terminator, client: &Originator, host: &str) -> (Outcome, Connected) {
     let (at_server, at_client) = connected().await;
-    tokio::join!(server.accept(at_server), client.connect(at_client, host))
+    tokio::join!(server.accept(at_server), client.connect(at_client, host, false))
 }
 
 /// What the client is told, and the certificate that it was shown.

@@ -19,11 +19,16 @@ pub struct Connected {
     pub is_http2: bool,
 }
 
-/// Connects to `upstream`, trying its addresses in turn, within `limit` in all.
+/// Connects to `upstream`, trying its addresses in turn, within `limit` in all. `only_h1`: HTTP/2 is
+/// not offered where it might be agreed on.
 ///
 /// # Errors
 /// The failure and the system's words for it.
-pub async fn connect(upstream: &Upstream, limit: Duration) -> Result<Connected, (Failure, String)> {
+pub async fn connect(
+    upstream: &Upstream,
+    limit: Duration,
+    only_h1: bool,
+) -> Result<Connected, (Failure, String)> {
     let mut last = (Failure::Unresolved, format!("{} has no address", upstream.host));
     let all = async {
         for address in upstream.addresses() {
@@ -31,7 +36,7 @@ pub async fn connect(upstream: &Upstream, limit: Duration) -> Result<Connected, 
                 Ok(stream) => {
                     // Best effort: a socket without it works, only later.
                     let _ = stream.set_nodelay(true);
-                    match secured(upstream, stream).await {
+                    match secured(upstream, stream, only_h1).await {
                         Ok(connected) => return Ok(connected),
                         Err(e) => last = e,
                     }
@@ -51,7 +56,11 @@ pub async fn connect(upstream: &Upstream, limit: Duration) -> Result<Connected, 
 }
 
 /// Speaks TLS where that is asked for.
-async fn secured(upstream: &Upstream, stream: TcpStream) -> Result<Connected, (Failure, String)> {
+async fn secured(
+    upstream: &Upstream,
+    stream: TcpStream,
+    only_h1: bool,
+) -> Result<Connected, (Failure, String)> {
     if !upstream.is_tls {
         let is_http2 = upstream.speaks == Speaks::Http2;
         return Ok(Connected { stream: Stream::Tcp(stream), is_http2 });
@@ -59,8 +68,10 @@ async fn secured(upstream: &Upstream, stream: TcpStream) -> Result<Connected, (F
     let Some(tls) = upstream.tls.load_full() else {
         return Err((Failure::TlsProtocol, "TLS is not set up".to_owned()));
     };
-    let (stream, is_http2) = tls.connect(stream, &upstream.host).await?;
-    upstream.agreed_on_h2.store(is_http2, Relaxed);
+    let (stream, is_http2) = tls.connect(stream, &upstream.host, only_h1).await?;
+    if !only_h1 {
+        upstream.agreed_on_h2.store(is_http2, Relaxed);
+    }
     Ok(Connected { stream: Stream::Tls(Box::new(stream)), is_http2 })
 }
 

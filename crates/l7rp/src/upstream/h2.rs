@@ -5,6 +5,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::future::poll_fn;
 use std::io::ErrorKind;
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context, Poll, ready};
@@ -113,7 +114,8 @@ impl Multiplexed {
         let room = |one: &&Rc<Shared>| {
             one.requests.get() < MAX_STREAMS.min(one.send.current_max_send_streams())
         };
-        let best = usable.filter(room).min_by_key(|one| one.requests.get())?;
+        // The fullest that has room, so that those that are not needed become idle.
+        let best = usable.filter(room).max_by_key(|one| one.requests.get())?;
         Some(begin(best, now, keep_for))
     }
 
@@ -155,12 +157,10 @@ impl Multiplexed {
         let (requests, closed) = (shared.requests.clone(), shared.closed.clone());
         let settled = shared.settled.clone();
         tokio::task::spawn_local(async move {
-            let asking = async {
-                let pings = settle(pings).await;
+            let asking = look_after(pings, &requests, || {
                 settled.set(true);
                 drop(turn);
-                keep_alive(pings, &requests).await;
-            };
+            });
             tokio::select! {
                 _ = driver => {}
                 () = asking => {}
@@ -212,18 +212,24 @@ pub async fn ask(stream: Stream, text: &str, is_tls: bool) -> Result<u16, Failur
     }
 }
 
-/// Waits until the upstream has answered, and so has said before what it takes (RFC 9113 §3.4): a
-/// request beyond that would have to wait for another to end.
-async fn settle(pings: Option<PingPong>) -> Option<PingPong> {
-    let mut pings = pings?;
-    let _ = tokio::time::timeout(SETTLED_WITHIN, pings.ping(Ping::opaque())).await;
-    Some(pings)
-}
-
-/// Asks the upstream again and again whether it is there, while there are requests. Ready when
-/// it has not answered.
-async fn keep_alive(pings: Option<PingPong>, requests: &Cell<usize>) {
-    let Some(mut pings) = pings else { return std::future::pending().await };
+/// Asks the upstream at once, and then again and again while there are requests, whether it is
+/// there. Ready when it has not answered. `settled` is called when it has answered for the first
+/// time, and so has said before what it takes (RFC 9113 §3.4): a request beyond that would have to
+/// wait for another to end. Others do not wait for that for long.
+async fn look_after(pings: Option<PingPong>, requests: &Cell<usize>, settled: impl FnOnce()) {
+    let Some(mut pings) = pings else {
+        settled();
+        return std::future::pending().await;
+    };
+    {
+        let mut pong = pin!(pings.ping(Ping::opaque()));
+        let early = tokio::time::timeout(SETTLED_WITHIN, &mut pong).await;
+        settled();
+        // One is asked for at a time.
+        if early.is_err() && !matches!(tokio::time::timeout(PONG_WITHIN, pong).await, Ok(Ok(_))) {
+            return;
+        }
+    }
     loop {
         tokio::time::sleep(PING_EVERY).await;
         if requests.get() == 0 {
@@ -247,7 +253,10 @@ fn begin(shared: &Rc<Shared>, now: Nanos, keep_for: Duration) -> Stream {
     let place = Place(shared.clone());
     tokio::task::spawn_local(async move {
         let far = Far { pipe: far, send: place.0.send.clone(), scheme };
-        far.run().await;
+        if far.run().await {
+            // Whoever comes next should not be sent away as well.
+            place.0.closed.set(true);
+        }
         drop(place);
     });
     Stream::Pipe(near)
@@ -273,28 +282,35 @@ struct Far {
 /// has done nothing with the request.
 fn kind(e: &h2::Error) -> ErrorKind {
     let unprocessed = e.reason() == Some(Reason::REFUSED_STREAM)
-        || e.is_go_away() && e.is_remote() && e.reason() == Some(Reason::NO_ERROR);
+        // The library says this of streams beyond the last one that the upstream has begun, whatever
+        // the reason for its going away; of the others it says that the connection has broken.
+        || e.is_go_away() && e.is_remote();
     if unprocessed { ErrorKind::ConnectionRefused } else { ErrorKind::ConnectionReset }
 }
 
 impl Far {
-    /// Moves a request and its response, until both are through or one side has gone.
-    async fn run(mut self) {
+    /// Moves a request and its response, until both are through or one side has gone. True: the
+    /// connection takes no more requests.
+    async fn run(mut self) -> bool {
         let mut buf = Vec::new();
         let mut head = h1_request::Request::default();
-        let Some(len) = poll_fn(|cx| self.poll_head(cx, &mut buf, &mut head)).await else { return };
+        let Some(len) = poll_fn(|cx| self.poll_head(cx, &mut buf, &mut head)).await else {
+            return false;
+        };
         let Ok(request) = request_to_h2(&buf[..len], &head, self.scheme.clone()) else {
-            return self.pipe.break_off(ErrorKind::InvalidData);
+            self.pipe.break_off(ErrorKind::InvalidData);
+            return false;
         };
         let ends = !heads::has_body(head.framing);
         let to_head = head.method == h1_request::Method::Head;
         let sent = match poll_fn(|cx| self.send.poll_ready(cx)).await {
             Ok(()) => self.send.send_request(request, ends),
-            // The connection has ended; nothing was sent.
-            Err(_) => return self.pipe.break_off(ErrorKind::ConnectionRefused),
+            Err(e) => Err(e),
         };
+        // The connection has ended; nothing was sent.
         let Ok((response, stream)) = sent else {
-            return self.pipe.break_off(ErrorKind::ConnectionRefused);
+            self.pipe.break_off(ErrorKind::ConnectionRefused);
+            return true;
         };
         let outflow = (!ends).then(|| Outflow::new(stream, head.framing, buf.split_off(len)));
         let mut way = Way {
@@ -305,9 +321,9 @@ impl Far {
             answer: Vec::new(),
             inflow: None,
         };
-        if let Err(e) = poll_fn(|cx| way.poll(cx)).await {
-            way.pipe.break_off(e);
-        }
+        let Err(kind) = poll_fn(|cx| way.poll(cx)).await else { return false };
+        way.pipe.break_off(kind);
+        kind == ErrorKind::ConnectionRefused
     }
 
     /// Reads the head of the request; its length in `buf`. `None`: there will be none.
@@ -350,6 +366,11 @@ impl Way {
     /// Moves everything in both directions. Ready when the response is through, or with what
     /// the exchange is to read.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ErrorKind>> {
+        // Looked at each time, also while the request waits for the upstream: nobody else would wake
+        // this task when it is given up.
+        if self.pipe.poll_unread(cx).is_ready() {
+            return Poll::Ready(Ok(()));
+        }
         if let Some(outflow) = &mut self.outflow {
             match outflow.poll(cx, &mut self.pipe) {
                 // The exchange has given up; dropping the stream says so.
@@ -358,10 +379,6 @@ impl Way {
                 Poll::Ready(Ok(()) | Err(Broken::Stream(_))) => self.outflow = None,
                 Poll::Pending => {}
             }
-        }
-        // Looked at the moment that the request is out: nobody else would wake this task.
-        if self.outflow.is_none() && self.pipe.poll_unread(cx).is_ready() {
-            return Poll::Ready(Ok(()));
         }
         if let Some(response) = &mut self.response {
             while let Poll::Ready(Some(interim)) = response.poll_informational(cx) {

@@ -162,7 +162,7 @@ async fn ask(
     plan: &ActiveHealth,
 ) -> Result<(u16, Option<Answer>), Failure> {
     // The whole probe has a limit; the connection needs none of its own.
-    let connected = connect(upstream, plan.timeout * 2).await;
+    let connected = connect(upstream, plan.timeout * 2, false).await;
     let Connected { stream, is_http2 } = connected.map_err(|(failure, _)| failure)?;
     if is_http2 {
         return Ok((h2::ask(stream, request, upstream.is_tls).await?, None));

@@ -36,7 +36,7 @@ fn slow(settings: &'static [u8], pong: Duration, answer: Duration) -> (String, A
     let counted = accepted.clone();
     let url = raw_origin(settings, move |mut raw, _| {
         counted.fetch_add(1, SeqCst);
-        raw.wire.patience(Some(Duration::from_secs(60)));
+        raw.wire.patience(Some(Duration::from_mins(1)));
         let twin = Arc::new(Mutex::new(Raw { wire: raw.wire.twin() }));
         let later = |time: Duration, octets: Vec<u8>| {
             let twin = twin.clone();
@@ -93,7 +93,7 @@ fn an_upstream_whose_pongs_are_in_time_loses_no_request() {
 fn whoever_waits_for_connections_that_others_take_is_not_turned_away() {
     const ONE: &[u8] = &[0, 3, 0, 0, 0, 1];
     const MANY: usize = 30;
-    let (url, accepted) = slow(ONE, Duration::from_millis(300), Duration::from_millis(3000));
+    let (url, accepted) = slow(ONE, Duration::from_millis(300), Duration::from_secs(3));
     let proxy = over(&[])
         .upstream(&url, "weight: 1")
         .pool("protocol: http2, connect_timeout: 2s")
@@ -194,19 +194,6 @@ fn an_upgrade_goes_to_an_upstream_that_speaks_both_by_http1() {
     let seen: Vec<_> = origin.seen().iter().map(|s| s.message.start.clone()).collect();
     assert_eq!(head.status(), 101, "{head:?}; the upstream read {seen:?}");
     echoes(&mut client, "hello");
-}
-
-/// Config: "a request that may not be repeated takes only a connection idle for less than 2 s, else
-/// a new one".
-#[test]
-fn a_post_takes_no_connection_that_was_idle_for_long() {
-    let origin = H2Origin::start(|mut incoming| async move { say(&mut incoming.respond, "x") });
-    let proxy = to(&[&origin.url()]).one_worker().start();
-    let mut client = proxy.client();
-    assert_eq!(client.get("/").status(), 200);
-    let_pass(Duration::from_millis(3500));
-    assert_eq!(client.ask(post("/", "body")).status(), 200);
-    assert_eq!(origin.accepted(), 2);
 }
 
 /// Held: a client that opens the connection for others and leaves does not take them along.

@@ -11,6 +11,7 @@ use h2::server::SendResponse;
 use h2::{Reason, RecvStream};
 use http::{Method, Request, Response, request};
 use l7rp_core::failure::Failure;
+use l7rp_core::grpc;
 use l7rp_core::http1::response::{self as h1_response, parse_response};
 use l7rp_core::names::Nanos;
 
@@ -42,8 +43,13 @@ pub(super) async fn serve(
     let (head, mut body) = request.into_parts();
     let patience = origin.listener.plan.timeouts.read;
     let first = tokio::time::timeout(patience, first_part(&head, &mut body)).await;
-    // A client that has reset the stream meanwhile, or says nothing, has no answer to wait for.
-    let Ok(Ok(first)) = first else { return };
+    let first = match first {
+        Ok(Ok(first)) => first,
+        // The client has reset the stream meanwhile.
+        Ok(Err(_)) => return,
+        // There may be a body after all. The exchange waits for it, and says that it has not come.
+        Err(_) => None,
+    };
     let ends = first.is_none() && body.is_end_stream();
     // What follows an extended CONNECT is of another protocol: nothing of it is framed here.
     let is_tunnel = head.method == Method::CONNECT;
@@ -64,6 +70,8 @@ pub(super) async fn serve(
     };
     let to_head = head.method == Method::HEAD;
     let text = request_to_h1(&head, framing, origin.listener.limits.max_fields);
+    let kind = head.headers.get(http::header::CONTENT_TYPE);
+    let is_call = kind.is_some_and(|kind| grpc::is_content_type(kind.as_bytes()));
     // What was asked is kept once, as the exchange reads it.
     drop(head);
     let refusal = text.as_ref().err().copied();
@@ -71,7 +79,7 @@ pub(super) async fn serve(
     let exchange = async move {
         match refusal {
             None => h1::serve(worker, listener, client).await,
-            Some(failure) => h1::refuse_all(worker, &listener, client, failure).await,
+            Some(failure) => h1::refuse_all(worker, &listener, client, failure, is_call).await,
         }
     };
     let mut inflow = Inflow::new(body, framing);
@@ -201,6 +209,8 @@ impl Far {
             match outflow.poll(cx, &mut self.pipe) {
                 Poll::Ready(Err(Broken::Exchange)) => Poll::Ready(End::Broken),
                 Poll::Ready(_) => Poll::Ready(End::Over),
+                // What is in a tunnel may wait for as long as both want.
+                Poll::Pending if is_tunnel => Poll::Pending,
                 Poll::Pending => taking
                     .poll_stalled(cx, outflow.waits(), patience, clock.now())
                     .map(|()| End::Stalled),

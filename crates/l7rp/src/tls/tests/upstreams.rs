@@ -143,7 +143,7 @@ async fn what_is_no_tls_fails_at_once() {
                 at_server.write_all(answer).await.unwrap();
                 drop(at_server);
             },
-            client.connect(at_client, "a.test")
+            client.connect(at_client, "a.test", false)
         );
         assert_eq!(failed(connected), (Failure::TlsProtocol, words.to_owned()));
     }
