@@ -288,7 +288,7 @@ impl Attempt<'_, '_, '_> {
         buf: &mut Vec<u8>,
         was_told: bool,
     ) -> Result<(), Failure> {
-        let Self { x, client, space, pool, deadline, .. } = self;
+        let Self { x, client, space, pool, route, deadline, .. } = self;
         let worker = x.worker;
         poll_fn(|cx| {
             let up = upload.poll(cx, worker, client, stream, space.to_upstream, x.incoming.rest);
@@ -306,7 +306,7 @@ impl Attempt<'_, '_, '_> {
             if upload.waits() == Waits::Upstream && client.poll_lost(cx) {
                 return Poll::Ready(Err(Failure::ClientGone));
             }
-            let (at, failure) = next_deadline(x, pool, upload, was_told, *deadline);
+            let (at, failure) = next_deadline(x, pool, route, upload, was_told, *deadline);
             if upload.waits() == Waits::Upstream && look_again(x, client, cx, at) {
                 return Poll::Pending;
             }
@@ -474,6 +474,7 @@ fn describe(response: &Response, failure: Failure, head: &[u8]) -> String {
 fn next_deadline(
     x: &Exchange<'_>,
     pool: &Pool,
+    route: &Route,
     upload: &Upload,
     was_told: bool,
     total: Nanos,
@@ -481,10 +482,11 @@ fn next_deadline(
     // A client that asked whether to send waits for the upstream's word, not we for its body.
     let asked = x.incoming.head.expects_continue && !was_told && upload.content() == 0;
     match upload.waits() {
-        // A call may be silent for as long as it likes.
-        Waits::Client if x.is_call => (total, x.out_of_time(total)),
         Waits::Client if !asked => {
-            let (at, failure) = upload.client_deadline(x.listener.plan.timeouts.read);
+            // A call speaks when it has something to say, as what is in a tunnel does.
+            let idle = route.plan.tunnel_idle_timeout;
+            let patience = if x.is_call { idle } else { x.listener.plan.timeouts.read };
+            let (at, failure) = upload.client_deadline(patience);
             (at.min(total), failure)
         }
         _ => {

@@ -95,8 +95,7 @@ pub async fn run<'a>(
         &route.response_changes,
     );
     let events = is_events(response, &buf[head_at..]);
-    // Neither a stream of events nor a call has to go on at any pace.
-    let stall = (!events && !x.is_call).then_some(pool.plan.response_header_timeout);
+    let stall = stall_limit(events, x.is_call, route, pool);
     let now = x.worker.process.clock.now();
     let mut download =
         Download::new(response.framing, decode, std::mem::take(&mut buf), body_at, now);
@@ -136,6 +135,17 @@ pub async fn run<'a>(
         (_, false) => Next::Linger,
     };
     Ok(Done { next, used })
+}
+
+/// How long an upstream may be silent in the middle of a body.
+fn stall_limit(events: bool, is_call: bool, route: &Route, pool: &Pool) -> Option<Duration> {
+    match (events, is_call) {
+        // It may be so for ever.
+        (true, _) => None,
+        // It speaks when it has something to say, as what is in a tunnel does.
+        (false, true) => Some(route.plan.tunnel_idle_timeout),
+        (false, false) => Some(pool.plan.response_header_timeout),
+    }
 }
 
 /// Whether a response is a stream of events.
@@ -240,11 +250,13 @@ fn next_deadline(
     if download.client_is_slow {
         return (download.progress.plus(timeouts.write).min(total), Failure::ClientStalled);
     }
-    if upload.waits() == Waits::Client && !x.is_call {
-        let (at, failure) = upload.client_deadline(timeouts.read);
+    let at = stall.map_or(Nanos::NEVER, |stall| progress.plus(stall));
+    if upload.waits() == Waits::Client {
+        let by_call = (at, Failure::BodyTimeout);
+        let by_client = || upload.client_deadline(timeouts.read);
+        let (at, failure) = if x.is_call { by_call } else { by_client() };
         return (at.min(total), failure);
     }
-    let at = stall.map_or(Nanos::NEVER, |stall| progress.plus(stall));
     if total <= at { (total, x.out_of_time(total)) } else { (at, Failure::ResponseStalled) }
 }
 

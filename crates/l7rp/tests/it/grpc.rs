@@ -182,6 +182,31 @@ fn a_call_ends_at_its_own_deadline() {
     quiet(&proxy);
 }
 
+/// Whoever says that it is a call holds what it holds no longer than a tunnel may: before the answer
+/// begins, and after that.
+#[test]
+fn a_call_in_which_nobody_speaks_ends() {
+    let origin = H2Origin::start(|Incoming { request, mut respond }| async move {
+        let path = request.uri().path().to_owned();
+        let begun = (path == "/svc/Begun").then(|| respond.send_response(Response::new(()), false));
+        let _ = content(request.into_body()).await;
+        drop(begun);
+    });
+    let setup = over(&[]).upstream(&origin.url(), "weight: 1").pool("protocol: http2");
+    let setup = setup.pool("circuit_breaker: { consecutive_failures: 1 }");
+    let proxy = setup.route("tunnel_idle_timeout: 300ms").start();
+    let conn = Conn::open(&proxy);
+    for path in ["/svc/Silent", "/svc/Begun"] {
+        let (response, stream) = conn.begin(call(path, &[]), false);
+        let ended = crate::http2_tools::wait(crate::http2_tools::whole(response));
+        assert!(ended.is_err() || ended.is_ok_and(|answer| answer.get("grpc-status").is_some()));
+        assert_eq!(proxy.logged_path(path)["reason"], "body_timeout", "{path}");
+        drop(stream);
+    }
+    assert_counts(&proxy, "proxy_circuit_breaker_state", &[], 0.0);
+    quiet(&proxy);
+}
+
 #[test]
 fn a_call_that_has_no_route_is_told_so_in_its_own_way() {
     let proxy = crate::setup::start(
