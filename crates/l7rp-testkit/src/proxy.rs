@@ -108,6 +108,8 @@ impl Proxy {
 
     /// Runs `command` and keeps what it writes.
     fn watch(command: &mut Command, directory: tempfile::TempDir) -> Self {
+        // What is held is told to the page: huge ones round it up by megabytes.
+        command.env("MIMALLOC_ALLOW_THP", "0");
         let mut child = command.stdout(Stdio::piped()).spawn().expect("the program runs");
         let lines = Arc::new(Mutex::new(Vec::new()));
         let errors = Arc::new(Mutex::new(String::new()));

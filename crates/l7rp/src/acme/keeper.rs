@@ -38,6 +38,8 @@ pub(super) struct Keeper {
     /// By name.
     known: HashMap<String, Known>,
     tries: HashMap<String, Tries>,
+    /// They could not be written: what is on disk does not count.
+    unsaved: bool,
     /// Of what was last looked at.
     seen: Option<Stamp>,
     seen_challenges: Option<Stamp>,
@@ -77,6 +79,7 @@ impl Keeper {
             issued,
             known: HashMap::new(),
             tries: HashMap::new(),
+            unsaved: false,
             seen: None,
             seen_challenges: None,
             tokens: Vec::new(),
@@ -153,7 +156,9 @@ impl Keeper {
     }
 
     fn look_for_certificates(&mut self, hosts: &[String]) {
-        self.tries = self.cache.tries();
+        if !self.unsaved {
+            self.tries = self.cache.tries();
+        }
         for host in hosts {
             let stamp = self.cache.certificate_stamp(host);
             if stamp.is_none() || self.known.get(host).is_some_and(|known| known.stamp == stamp) {
@@ -223,16 +228,20 @@ impl Keeper {
                 self.failed(host, refusal, around);
             }
         }
-        if let Err(e) = self.clean_up().and_then(|()| self.look_for_challenges(around)) {
+        let cleaned = self.clean_up();
+        if let Err(e) = cleaned.and_then(|()| self.look_for_challenges(around)) {
             self.complain(AUTHORITY, format!("cannot write to the cache: {e}"), around);
         }
         drop(turn);
     }
 
     /// Nothing is to be found by a CA, and what has failed is kept.
-    fn clean_up(&self) -> io::Result<()> {
+    fn clean_up(&mut self) -> io::Result<()> {
+        self.unsaved = true;
         self.cache.clear_challenges()?;
-        self.cache.put_tries(&self.tries)
+        self.cache.put_tries(&self.tries)?;
+        self.unsaved = false;
+        Ok(())
     }
 
     async fn obtain(&mut self, host: &str, way: Way, around: &Around) -> Result<(), Refusal> {

@@ -179,6 +179,29 @@ fn a_ca_that_wants_to_be_left_alone_is() {
     assert_eq!((refusing.orders(), failures(&proxy).len()), (1, 0));
 }
 
+#[test]
+fn where_nothing_can_be_written_nobody_is_asked_and_it_is_told_once() {
+    let cache = cache();
+    let (tls, plain) = (free_port(), free_port());
+    let refusing = Refusing::start(1);
+    let yaml = file(tls, plain, None, &refusing.autocert(cache.path(), &["a.test"]));
+    let mut proxy = start(&yaml);
+    within(ISSUED, || failures(&proxy).pop()).expect("a failure");
+    proxy.signal(Signal::TERM);
+    assert_eq!(proxy.wait_exit(ISSUED), 0);
+    // Nothing can take the place of a folder that is not empty.
+    let all = modes(cache.path());
+    let (tries, _) = all.iter().find(|(path, _)| path.ends_with("tries.json")).expect("it is kept");
+    fs::remove_file(tries).expect("a file");
+    fs::create_dir_all(format!("{tries}/full")).expect("a folder");
+    let proxy = start(&yaml);
+    let failed = within(ISSUED, || failures(&proxy).pop()).expect("a failure");
+    assert!(failed["error"].as_str().is_some_and(|e| e.contains("cannot write to the cache")));
+    // It looks once a second whether something is due.
+    l7rp_testkit::let_pass(Duration::from_millis(3500));
+    assert_eq!((failures(&proxy).len(), refusing.orders()), (1, 1));
+}
+
 /// Of a time of the day, as events have it.
 fn seconds(time: &str) -> u64 {
     let (day, clock) = time.split_once('T').expect("a date");

@@ -1,7 +1,6 @@
 //! Clients that hold by HTTP/2 what they do not take: windows that open by one octet or not at
 //! all, sockets that nobody reads, uploads in crumbs. What they hold is little, and not for long.
 
-use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::thread;
@@ -15,7 +14,7 @@ use crate::http2_tools::{
     Conn, Frame, GET, Raw, code, flag, frame, get_frame, kind, meanwhile, request, section, upload,
     wait, whole,
 };
-use crate::setup::{PROGRAM, assert_counts, in_flight, over, quiet, settled};
+use crate::setup::{assert_counts, in_flight, over, quiet, settled};
 use crate::verdict::{CLOSED, TOUCHY, nobody_is_blamed, state};
 
 const KIB: usize = 1 << 10;
@@ -58,11 +57,7 @@ fn generous(length: usize, listener: &str) -> (Origin, Arc<AtomicUsize>, Proxy) 
         }
         Then::Next
     });
-    let yaml = over(&[&origin]).pool(TOUCHY).listener(listener).yaml();
-    let mut command = Command::new(PROGRAM);
-    // What is held is told to the page: huge ones round it up by megabytes.
-    command.env("MIMALLOC_ALLOW_THP", "0").stdin(Stdio::null()).stderr(Stdio::piped());
-    let proxy = Proxy::start_by(&mut command, &yaml);
+    let proxy = over(&[&origin]).pool(TOUCHY).listener(listener).start();
     assert_eq!(Conn::open(&proxy).get("/honest").text(), "x");
     (origin, taken, proxy)
 }

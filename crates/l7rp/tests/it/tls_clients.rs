@@ -272,7 +272,7 @@ fn cas_of_clients_at_the_same_path_are_replaced() {
     std::fs::copy(other.file(), &served).expect("a file");
     assert_eq!(proxy.hang_up()["event"], "config_reloaded");
     assert_eq!((outcome(&alice, &proxy).is_err(), outcome(&eve, &proxy)), (true, Ok(200)));
-    assert_eq!(open.get("/").text(), "x", "what is open lives on");
+    assert_eq!(open.get("/").status(), 421, "what was proved to the ones before is no proof now");
     std::fs::write(&served, "nobody").expect("a file");
     let event = proxy.hang_up();
     assert_eq!(event["event"], "config_rejected", "{event}");
