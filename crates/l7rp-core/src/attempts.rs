@@ -245,7 +245,7 @@ impl<'a> Plan<'a> {
         let may = match failure {
             Failure::UpstreamClosed => self.request.idempotent,
             // The upstream says that it has done nothing.
-            Failure::StreamRefused => true,
+            Failure::StreamRefused { .. } => true,
             _ => false,
         };
         may && replayable

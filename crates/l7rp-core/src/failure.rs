@@ -203,7 +203,10 @@ pub enum Failure {
     /// The upstream closed or reset before a whole response head.
     UpstreamClosed,
     /// The upstream has said that it did nothing with the request (RFC 9113 §8.7).
-    StreamRefused,
+    StreamRefused {
+        /// It takes no more requests on that connection.
+        gone: bool,
+    },
     /// No response head in time.
     ResponseTimeout,
     /// The route's total time is over.
@@ -293,7 +296,7 @@ impl Failure {
             Self::TlsCertificate => row(502, Upstream, Unsent, "tls_certificate_error", "tls_certificate", "upstream certificate not accepted"),
             Self::TlsProtocol => row(502, Upstream, Unsent, "tls_protocol_error", "tls_protocol", "TLS handshake with the upstream failed"),
             Self::LocalShortage => row(503, Proxy, No, "proxy_internal_error", "local_shortage", "proxy is out of a local resource"),
-            Self::StreamRefused => row(503, Proxy, Unprocessed, "connection_terminated", "stream_refused", "upstream did not process the request"),
+            Self::StreamRefused { .. } => row(503, Proxy, Unprocessed, "connection_terminated", "stream_refused", "upstream did not process the request"),
             Self::UpstreamClosed => row(502, Upstream, IfRepeatable, "connection_terminated", "upstream_closed", "upstream closed the connection without a response"),
             Self::ResponseTimeout => row(504, Upstream, IfRepeatable, "http_response_timeout", "response_timeout", "upstream did not respond in time"),
             Self::TotalTimeout => row(504, Upstream, No, "http_response_timeout", "total_timeout", "request took longer than the route allows"),
@@ -353,7 +356,7 @@ mod tests {
         Failure::TlsProtocol,
         Failure::LocalShortage,
         Failure::UpstreamClosed,
-        Failure::StreamRefused,
+        Failure::StreamRefused { gone: false },
         Failure::ResponseTimeout,
         Failure::TotalTimeout,
         Failure::DeadlineExceeded,

@@ -49,7 +49,7 @@ fn what_was_not_sent_moves_on_whatever_it_is() {
 
 #[test]
 fn what_was_turned_away_unprocessed_moves_on_if_it_can_be_sent_again() {
-    let refused = Outcome::Failed(Failure::StreamRefused);
+    let refused = Outcome::Failed(Failure::StreamRefused { gone: true });
     let rules = rules();
     for rules in [None, Some(&rules)] {
         let mut plan = Plan::new(rules, post(), Nanos::NEVER);

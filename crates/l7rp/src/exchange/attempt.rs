@@ -17,7 +17,7 @@ use l7rp_core::names::{Nanos, Status};
 
 use super::client::Client;
 use super::forwarded::Sender;
-use super::open::open;
+use super::open::{Which, open};
 use super::record::RequestId;
 use super::upload::{Upload, Waits};
 use super::{Exchange, Workspace};
@@ -104,14 +104,15 @@ impl Attempt<'_, '_, '_> {
         place: &mut Place<'_>,
         upload: &mut Upload,
         plan: &Plan<'_>,
-        mut may_reuse: bool,
+        may_reuse: bool,
     ) -> Result<Lap, Fault> {
         let worker = self.x.worker;
         let upstream = place.upstream();
         #[cfg(test)]
         super::panics::point(self.x, "in a try");
+        let (mut which, mut first) = (Which::first(may_reuse), may_reuse);
         loop {
-            let opened = self.open(upstream, upload, may_reuse).await;
+            let opened = self.open(upstream, upload, which).await;
             let (mut connection, reused) = opened.map_err(|failure| {
                 let waited = worker.process.clock.now().since(place.began());
                 let excused = self.is_excused(failure, upload, waited);
@@ -138,7 +139,7 @@ impl Attempt<'_, '_, '_> {
                 }
                 Err(failure) => {
                     // The upstream has most likely closed it while it was idle, as it may.
-                    let stale = buf.is_empty() && is_stale(failure, reused, may_reuse);
+                    let stale = buf.is_empty() && is_stale(failure, reused, first);
                     worker.buffers.give(buf);
                     if failure == Failure::ResponseTimeout {
                         place.waited(took, now);
@@ -149,7 +150,7 @@ impl Attempt<'_, '_, '_> {
                         let excused = self.is_excused(failure, upload, took);
                         return Err(Fault { failure, reused, excused });
                     }
-                    may_reuse = false;
+                    (which, first) = (Which::again(failure), false);
                 }
             }
         }
@@ -176,9 +177,9 @@ impl Attempt<'_, '_, '_> {
         &mut self,
         upstream: &Arc<Upstream>,
         upload: &Upload,
-        may_reuse: bool,
+        which: Which,
     ) -> Result<(Connection, bool), Failure> {
-        let mut opening = pin!(open(self.x, self.pool, upstream, self.deadline, may_reuse));
+        let mut opening = pin!(open(self.x, self.pool, upstream, self.deadline, which));
         let (client, buffers) = (&mut *self.client, &self.x.worker.buffers);
         poll_fn(|cx| match opening.as_mut().poll(cx) {
             Poll::Pending if client.poll_gone(cx, upload.is_received(), buffers) => {
@@ -359,7 +360,8 @@ fn poll_response(
 /// What an error on reading means. The far end of a pipe tells if nothing was done.
 pub(super) fn closed(e: &std::io::Error) -> Failure {
     match e.kind() {
-        std::io::ErrorKind::ConnectionRefused => Failure::StreamRefused,
+        std::io::ErrorKind::ConnectionRefused => Failure::StreamRefused { gone: false },
+        std::io::ErrorKind::ConnectionAborted => Failure::StreamRefused { gone: true },
         _ => Failure::UpstreamClosed,
     }
 }
@@ -369,7 +371,7 @@ pub(super) fn closed(e: &std::io::Error) -> Failure {
 pub(super) fn is_stale(failure: Failure, reused: bool, first: bool) -> bool {
     match failure {
         Failure::UpstreamClosed => reused,
-        Failure::StreamRefused => first,
+        Failure::StreamRefused { .. } => first,
         _ => false,
     }
 }

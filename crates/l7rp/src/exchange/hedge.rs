@@ -22,7 +22,7 @@ use super::attempt::{
 };
 use super::client::poll_write_from;
 use super::forwarded::Sender;
-use super::open::open;
+use super::open::{Which, open};
 use super::record::{Record, RequestId};
 use super::upload::Upload;
 use crate::live::Route;
@@ -307,10 +307,10 @@ impl<'t, 'a> Second<'t, 'a> {
             identity: self.identity.as_deref(),
         };
         write_head(&mut head, self.x, self.pool, self.route, upstream, from, &self.id);
-        let mut may_reuse = true;
+        let (mut which, mut first) = (Which::Pooled, true);
         loop {
             let (mut connection, reused) =
-                open(self.x, self.pool, upstream, self.deadline, may_reuse).await?;
+                open(self.x, self.pool, upstream, self.deadline, which).await?;
             let began = clock.now();
             let mut buf = worker.buffers.small();
             match self.ask(&mut connection, &head, &mut buf).await {
@@ -322,14 +322,14 @@ impl<'t, 'a> Second<'t, 'a> {
                     return Ok((lap, response));
                 }
                 Err(failure) => {
-                    let stale = buf.is_empty() && is_stale(failure, reused, may_reuse);
+                    let stale = buf.is_empty() && is_stale(failure, reused, first);
                     worker.buffers.give(buf);
                     if !stale {
                         report(self.x, self.pool, upstream, failure, "");
                         return Err(Fault { failure, reused, excused: false });
                     }
                     // Only what may be done twice is hedged: it is asked anew.
-                    may_reuse = false;
+                    (which, first) = (Which::again(failure), false);
                 }
             }
         }

@@ -16,20 +16,49 @@ use crate::upstream::pool::{Pool, Speaks, Upstream};
 /// How long a request waits for what others open, before it opens a connection for itself.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// A pooled connection, or else a new one; whether it is pooled. `may_reuse`: one that is there
-/// will do. Of those that carry many requests, one that has failed is never taken again.
+/// Which connections will do for a try.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Which {
+    /// One that is there.
+    Pooled,
+    /// Another than the one before, but one that others use as well.
+    Other,
+    /// A new one of its own.
+    New,
+}
+
+impl Which {
+    /// For a first try; `may_reuse`: on a connection that is there.
+    pub(super) fn first(may_reuse: bool) -> Self {
+        if may_reuse { Self::Pooled } else { Self::New }
+    }
+
+    /// After one that came to nothing so. Those that were sent away with their connection are many
+    /// at once; who was turned away alone may be so again where others are before it.
+    pub(super) fn again(failure: Failure) -> Self {
+        match failure {
+            Failure::StreamRefused { gone: true } => Self::Other,
+            _ => Self::New,
+        }
+    }
+}
+
+/// A pooled connection, or else a new one; whether it is pooled.
 pub(super) async fn open(
     x: &Exchange<'_>,
     pool: &Pool,
     upstream: &Arc<Upstream>,
     deadline: Nanos,
-    may_reuse: bool,
+    which: Which,
 ) -> Result<(Connection, bool), Failure> {
     let clock = x.worker.process.clock;
-    let shares = upstream.is_shared() && !needs_h1(x, upstream);
-    if (may_reuse || shares)
-        && let Some(pooled) = pooled(x, pool, upstream, shares)
-    {
+    let shares = which != Which::New && upstream.is_shared() && !needs_h1(x, upstream);
+    let pooled = match which {
+        Which::Pooled => pooled(x, pool, upstream, shares),
+        Which::Other if shares => shared(x, pool, upstream),
+        Which::Other | Which::New => None,
+    };
+    if let Some(pooled) = pooled {
         return Ok((pooled, true));
     }
     // Those that come at once share what one of them opens.

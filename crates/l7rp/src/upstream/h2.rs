@@ -279,13 +279,16 @@ struct Far {
 }
 
 /// What a failed stream means to the exchange: [`ErrorKind::ConnectionRefused`] if the upstream
-/// has done nothing with the request.
+/// has done nothing with the request, [`ErrorKind::ConnectionAborted`] if the same goes for all that
+/// come after it on this connection.
 fn kind(e: &h2::Error) -> ErrorKind {
-    let unprocessed = e.reason() == Some(Reason::REFUSED_STREAM)
-        // The library says this of streams beyond the last one that the upstream has begun, whatever
-        // the reason for its going away; of the others it says that the connection has broken.
-        || e.is_go_away() && e.is_remote();
-    if unprocessed { ErrorKind::ConnectionRefused } else { ErrorKind::ConnectionReset }
+    if e.reason() == Some(Reason::REFUSED_STREAM) {
+        return ErrorKind::ConnectionRefused;
+    }
+    // The library says this of streams beyond the last one that the upstream has begun, whatever
+    // the reason for its going away; of the others it says that the connection has broken.
+    let is_gone = e.is_go_away() && e.is_remote();
+    if is_gone { ErrorKind::ConnectionAborted } else { ErrorKind::ConnectionReset }
 }
 
 impl Far {
@@ -309,7 +312,7 @@ impl Far {
         };
         // The connection has ended; nothing was sent.
         let Ok((response, stream)) = sent else {
-            self.pipe.break_off(ErrorKind::ConnectionRefused);
+            self.pipe.break_off(ErrorKind::ConnectionAborted);
             return true;
         };
         let outflow = (!ends).then(|| Outflow::new(stream, head.framing, buf.split_off(len)));
@@ -323,7 +326,7 @@ impl Far {
         };
         let Err(kind) = poll_fn(|cx| way.poll(cx)).await else { return false };
         way.pipe.break_off(kind);
-        kind == ErrorKind::ConnectionRefused
+        kind == ErrorKind::ConnectionAborted
     }
 
     /// Reads the head of the request; its length in `buf`. `None`: there will be none.

@@ -179,14 +179,16 @@ impl Requests {
             if next.kind == kind::HEADERS {
                 self.decoder.insert(next.stream, path_in(&next.payload));
             }
-            if next.ends() {
-                return self.decoder.remove(&next.stream).map(|path| (next.stream, path));
-            }
             if next.kind == kind::DATA && !next.payload.is_empty() {
                 let by = (next.payload.len() as u32).to_be_bytes();
-                for stream in [0, next.stream] {
-                    self.raw.write(frame(kind::WINDOW_UPDATE, 0, stream, &by));
+                // The connection lasts, the stream may be over.
+                let both = [0, next.stream];
+                for stream in &both[..if next.ends() { 1 } else { 2 }] {
+                    self.raw.write(frame(kind::WINDOW_UPDATE, 0, *stream, &by));
                 }
+            }
+            if next.ends() {
+                return self.decoder.remove(&next.stream).map(|path| (next.stream, path));
             }
         }
     }
