@@ -159,6 +159,23 @@ pub fn request_id_is_well_formed(value: &[u8]) -> bool {
     (1..=128).contains(&value.len()) && value.iter().all(u8::is_ascii_graphic)
 }
 
+/// Whether an octet may stand in a token (RFC 9110 §5.6.2).
+pub fn is_token_octet(octet: u8) -> bool {
+    octet.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&octet)
+}
+
+/// Whether this is a token (RFC 9110 §5.6.2): a method, the name of a field or of a protocol.
+pub fn is_token(text: &[u8]) -> bool {
+    !text.is_empty() && text.iter().all(|&octet| is_token_octet(octet))
+}
+
+/// The value of the first field with this name, whose case does not matter. `buf`: what the head
+/// was parsed from.
+pub fn value<'a>(fields: &[Field], buf: &'a [u8], name: &str) -> Option<&'a [u8]> {
+    let is_named = |field: &&Field| field.name.of(buf).eq_ignore_ascii_case(name.as_bytes());
+    fields.iter().find(is_named).map(|field| field.value.of(buf))
+}
+
 /// The value of the cookie with this name in a `Cookie` field value (RFC 6265 §5.4).
 pub fn cookie<'a>(value: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     value.split(|&b| b == b';').find_map(|pair| {

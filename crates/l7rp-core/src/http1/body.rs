@@ -7,7 +7,7 @@
 
 use super::Framing;
 use crate::failure::Malformed;
-use crate::head::Name;
+use crate::head::{Name, is_token_octet};
 
 /// Octets of one chunk-size line, extensions included.
 const MAX_CHUNK_LINE: u32 = 1024;
@@ -295,7 +295,7 @@ fn trailer_name(mut name: [u8; 17], len: u8, b: u8) -> Result<Chunk, Malformed> 
     match b {
         b':' if len == 0 => Err(Malformed::Trailer),
         b':' => Ok(Chunk::TrailerValue { pass: !known.is_some_and(is_forbidden_in_trailer) }),
-        _ if !is_token(b) => Err(Malformed::Trailer),
+        _ if !is_token_octet(b) => Err(Malformed::Trailer),
         _ => {
             if let Some(place) = name.get_mut(len as usize) {
                 *place = b;
@@ -320,11 +320,6 @@ fn is_forbidden_in_trailer(name: &[u8]) -> bool {
     // "Date" in a trailer is harmless, and gRPC-like protocols send odd names: only these.
     !matches!(Name::of(name), Name::Other | Name::Date)
         || OTHERS.iter().any(|o| name.eq_ignore_ascii_case(o.as_bytes()))
-}
-
-/// RFC 9110 §5.6.2.
-fn is_token(b: u8) -> bool {
-    b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b)
 }
 
 #[cfg(test)]

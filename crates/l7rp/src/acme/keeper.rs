@@ -203,16 +203,15 @@ impl Keeper {
         let began = wall_ms();
         match self.obtain(host, way, around).await {
             Ok(()) => {
-                let renew_at = self.known.get(host).map_or(0, |known| known.renew_at);
+                let renew_from = self.known.get(host).map_or(0, |known| known.renew_at);
                 // One that is due as it comes would be asked for again and again.
-                if renew_at > wall_seconds() {
+                if renew_from > wall_seconds() {
                     self.tries.remove(host);
                 } else {
                     self.tries.insert(host.to_owned(), tried.failed(wall_seconds(), DUE, 0.0));
                 }
                 self.tries.remove(AUTHORITY);
                 let until = self.issued.certificate(host).map_or(0, |one| one.not_after);
-                let renew_from = self.known.get(host).map_or(0, |known| known.renew_at);
                 around.events.emit(&Event::CertificateObtained {
                     host: host.to_owned(),
                     authority: self.authority.directory_url.clone(),
@@ -265,7 +264,7 @@ impl Keeper {
         Ok(())
     }
 
-    /// Remembers a failure that is not about the name alone, and tells of it.
+    /// Tells of a failure; one that is not about the name alone is remembered for all.
     fn failed(&mut self, host: &str, refusal: Refusal, around: &Around) {
         // Told once, so that it is not taken for what a later refusal says.
         let wish = self.caller.take_wish();

@@ -488,8 +488,7 @@ fn next_deadline(
             // A call speaks when it has something to say, as what is in a tunnel does.
             let idle = route.plan.tunnel_idle_timeout;
             let patience = if x.is_call { idle } else { x.listener.plan.timeouts.read };
-            let (at, failure) = upload.client_deadline(patience);
-            (at.min(total), failure)
+            x.with_client(total, upload.client_deadline(patience))
         }
         _ => {
             let at = upload.progress.plus(pool.plan.response_header_timeout);

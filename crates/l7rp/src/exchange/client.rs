@@ -123,8 +123,7 @@ impl Client {
     }
 
     /// Whether it has broken off in the middle of its request, as far as that can be told without
-    /// reading on. Nobody is woken for that while what it has sent waits
-    /// unread.
+    /// reading on. Nobody is woken for that while what it has sent waits unread.
     pub fn poll_lost(&self, cx: &mut Context<'_>) -> bool {
         if let Stream::Pipe(pipe) = &self.stream {
             return pipe.poll_unread(cx).is_ready();

@@ -323,14 +323,13 @@ fn hash_key(x: &Exchange<'_>, pool: &Pool, client: &Client, sender: &Sender) -> 
         Algorithm::IpHash => &HashKey::ClientIp,
         _ => return 0,
     };
-    let named = |f: &head::Field, name: &str| f.name.of(buf).eq_ignore_ascii_case(name.as_bytes());
     let value = match by {
         // A client must not choose by what only the proxy may say.
         HashKey::Header(name) if x.snapshot.guarded.drops(name.as_bytes()) => None,
-        HashKey::Header(name) => fields.iter().find(|f| named(f, name)).map(|f| f.value.of(buf)),
+        HashKey::Header(name) => head::value(fields, buf, name),
         HashKey::Cookie(name) => fields
             .iter()
-            .filter(|f| named(f, "cookie"))
+            .filter(|f| f.name.of(buf).eq_ignore_ascii_case(b"cookie"))
             .find_map(|f| head::cookie(f.value.of(buf), name.as_bytes())),
         HashKey::ClientIp => None,
     };

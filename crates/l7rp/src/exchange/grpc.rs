@@ -3,28 +3,22 @@
 use std::time::Duration;
 
 use l7rp_core::grpc;
-use l7rp_core::head::Field;
+use l7rp_core::head::{Field, value};
 use l7rp_core::http1::request::Request;
-
-/// The value of the first field with this name, in lower case.
-fn value<'a>(buf: &'a [u8], fields: &[Field], name: &[u8]) -> Option<&'a [u8]> {
-    let field = fields.iter().find(|field| field.name.of(buf).eq_ignore_ascii_case(name))?;
-    Some(field.value.of(buf))
-}
 
 /// Whether a request is a call.
 pub(super) fn is_call(buf: &[u8], head: &Request) -> bool {
-    value(buf, &head.fields, b"content-type").is_some_and(grpc::is_content_type)
+    value(&head.fields, buf, "content-type").is_some_and(grpc::is_content_type)
 }
 
 /// How long a call may take, by its own word.
 pub(super) fn timeout(buf: &[u8], head: &Request) -> Option<Duration> {
-    value(buf, &head.fields, b"grpc-timeout").and_then(grpc::timeout)
+    value(&head.fields, buf, "grpc-timeout").and_then(grpc::timeout)
 }
 
 /// How a call went, if the head of the response says so already.
 pub(super) fn status(buf: &[u8], fields: &[Field]) -> Option<u8> {
-    value(buf, fields, b"grpc-status").map(grpc::status)
+    value(fields, buf, "grpc-status").map(grpc::status)
 }
 
 /// How a call went, by the trailer section of the response.
@@ -37,7 +31,7 @@ pub(super) fn status_in_trailer(section: &[u8]) -> Option<u8> {
 
 /// Whether a call's response says when to try again, or never to: that is the client's to obey.
 pub(super) fn pushes_back(buf: &[u8], fields: &[Field]) -> bool {
-    value(buf, fields, b"grpc-retry-pushback-ms").is_some_and(|ms| ms != b"0")
+    value(fields, buf, "grpc-retry-pushback-ms").is_some_and(|ms| ms != b"0")
 }
 
 #[cfg(test)]

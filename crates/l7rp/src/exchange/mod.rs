@@ -340,6 +340,17 @@ impl<'a> Exchange<'a> {
         }
     }
 
+    /// The earlier of `deadline` and the time that a client has which is waited for; and what it
+    /// means to miss it. That it takes too long is then the client's doing, by its own deadline or
+    /// by ours.
+    fn with_client(&self, deadline: Nanos, own: (Nanos, Failure)) -> (Nanos, Failure) {
+        let (at, failure) = own;
+        if deadline <= at && deadline == self.client_deadline {
+            return (deadline, Failure::DeadlineExceeded);
+        }
+        (at.min(deadline), failure)
+    }
+
     /// The client's own id if it is well-formed and the client may choose, else a new one.
     fn request_id(&self, sender: &forwarded::Sender) -> RequestId {
         let Incoming { buf, head, .. } = self.incoming;

@@ -248,14 +248,14 @@ fn next_deadline(
     let timeouts = &x.listener.plan.timeouts;
     let progress = download.progress.max(upload.progress);
     if download.client_is_slow {
-        return (download.progress.plus(timeouts.write).min(total), Failure::ClientStalled);
+        let own = (download.progress.plus(timeouts.write), Failure::ClientStalled);
+        return x.with_client(total, own);
     }
     let at = stall.map_or(Nanos::NEVER, |stall| progress.plus(stall));
     if upload.waits() == Waits::Client {
         let by_call = (at, Failure::BodyTimeout);
         let by_client = || upload.client_deadline(timeouts.read);
-        let (at, failure) = if x.is_call { by_call } else { by_client() };
-        return (at.min(total), failure);
+        return x.with_client(total, if x.is_call { by_call } else { by_client() });
     }
     if total <= at { (total, x.out_of_time(total)) } else { (at, Failure::ResponseStalled) }
 }

@@ -5,7 +5,7 @@ use http::header::{COOKIE, HOST, HeaderMap, HeaderName, HeaderValue, TE};
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{Method, Request, Response, StatusCode, Uri, Version, request};
 use l7rp_core::failure::{Failure, Malformed};
-use l7rp_core::head::{Field, Name};
+use l7rp_core::head::{Field, Name, is_token};
 use l7rp_core::http1::Framing;
 use l7rp_core::http1::{request as h1_request, response as h1_response};
 
@@ -81,7 +81,7 @@ pub fn request_to_h1(
     }
     match (upgrade, body) {
         // The library does not look at what it says.
-        (Some(protocol), _) if !is_token(protocol.as_str()) => {
+        (Some(protocol), _) if !is_token(protocol.as_str().as_bytes()) => {
             return refused(Malformed::FieldValue);
         }
         (Some(protocol), _) => {
@@ -244,12 +244,6 @@ fn add_fields(
         to.append(name, value);
     }
     Ok(())
-}
-
-/// RFC 9110, section 5.6.2.
-fn is_token(text: &str) -> bool {
-    let allowed = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
-    !text.is_empty() && text.bytes().all(allowed)
 }
 
 fn is_of_the_connection(name: Name) -> bool {

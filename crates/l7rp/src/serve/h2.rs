@@ -34,6 +34,7 @@ const SEND_BUFFER: usize = 16 << 10;
 const MAX_RESETS: usize = MAX_STREAMS as usize;
 /// How long a connection may take to close once nothing is left on it.
 const LINGER: Duration = Duration::from_secs(1);
+
 /// Serves a connection to its end. `ahead`: what has been read of it already, the preface first.
 pub async fn serve(worker: &Rc<Worker>, listener: &Arc<Listener>, client: Client, ahead: Vec<u8>) {
     let clock = worker.process.clock;

@@ -182,6 +182,25 @@ fn a_call_ends_at_its_own_deadline() {
     quiet(&proxy);
 }
 
+/// That the client itself says nothing more does not make the deadline another one.
+#[test]
+fn a_call_that_waits_for_its_client_ends_at_its_deadline() {
+    let origin = H2Origin::start(|Incoming { request, respond }| async move {
+        let _ = content(request.into_body()).await;
+        drop(respond);
+    });
+    let setup = over(&[]).upstream(&origin.url(), "weight: 1").pool("protocol: http2");
+    let proxy = setup.route("timeouts: { total: 20s }").start();
+    let conn = Conn::open(&proxy);
+    let (response, stream) = conn.begin(call("/svc/Collect", &[("grpc-timeout", "80m")]), false);
+    let answer = crate::http2_tools::wait(response).expect("an answer");
+    assert_eq!(answer.headers()["grpc-status"], "4");
+    let line = proxy.logged_path("/svc/Collect");
+    assert_eq!((&line["reason"], &line["grpc_status"]), (&"deadline_exceeded".into(), &4.into()));
+    drop(stream);
+    quiet(&proxy);
+}
+
 /// Whoever says that it is a call holds what it holds no longer than a tunnel may: before the answer
 /// begins, and after that.
 #[test]

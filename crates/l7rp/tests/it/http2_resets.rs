@@ -13,9 +13,9 @@ use crate::bystander::{beside, beside_honest, p99};
 use crate::http2_tools::{
     Conn, GET, Raw, code, frame, get_frame, kind, request, section, wait, whole,
 };
-use crate::setup::{assert_counts, in_flight, over, quiet};
+use crate::setup::{assert_counts, in_flight, over};
 use crate::tries::NEVER_OPENS;
-use crate::verdict::{CLOSED, TOUCHY, nobody_is_blamed, state};
+use crate::verdict::{TOUCHY, nothing_is_left};
 
 /// Streams of one connection at once.
 const AT_ONCE: usize = 100;
@@ -85,17 +85,6 @@ fn sent_away(raw: &mut Raw) -> Option<u32> {
     // Sooner than a reader runs out of patience.
     assert!(since.elapsed() < SOON / 2, "{:?}", since.elapsed());
     said
-}
-
-/// Nothing is left of the attack: no request, no place, no verdict about the upstream.
-#[track_caller]
-fn nothing_is_left(proxy: &Proxy, origin: &Origin) {
-    eventually(SOON, || in_flight(proxy) == 0.0);
-    assert_counts(proxy, "proxy_connections", &[], 0.0);
-    assert_eq!(state(proxy, origin), CLOSED);
-    nobody_is_blamed(proxy);
-    quiet(proxy);
-    assert_eq!(Conn::open(proxy).get("/honest").text(), "x");
 }
 
 /// Row D1. Not one more is sent than the proxy may need to notice: it must have by then.

@@ -15,7 +15,7 @@ use crate::http2_tools::{
     wait, whole,
 };
 use crate::setup::{assert_counts, in_flight, over, quiet, settled};
-use crate::verdict::{CLOSED, TOUCHY, nobody_is_blamed, state};
+use crate::verdict::{TOUCHY, nothing_is_left};
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
@@ -62,17 +62,6 @@ fn generous(length: usize, listener: &str) -> (Origin, Arc<AtomicUsize>, Proxy) 
     (origin, taken, proxy)
 }
 
-/// Nobody is blamed, and nothing is held any more.
-#[track_caller]
-fn is_over(proxy: &Proxy, origin: &Origin) {
-    eventually(SOON, || in_flight(proxy) == 0.0);
-    assert_counts(proxy, "proxy_connections", &[], 0.0);
-    assert_eq!(state(proxy, origin), CLOSED);
-    nobody_is_blamed(proxy);
-    quiet(proxy);
-    assert_eq!(Conn::open(proxy).get("/honest").text(), "x");
-}
-
 /// Whether this tells that a stream was reset because nothing went on.
 fn is_reset(f: &Frame) -> bool {
     f.kind == kind::RST_STREAM && f.code() != code::REFUSED_STREAM
@@ -110,7 +99,7 @@ fn d11_streams_that_never_get_a_window_are_reset() {
     raw.write(window_update(0, MIB as u32));
     assert!(raw.end_of(next).ends());
     drop(raw);
-    is_over(&proxy, &origin);
+    nothing_is_left(&proxy, &origin);
 }
 
 /// Row D11, where the upstream has long gone on to other things: the whole answer has come, and
@@ -127,7 +116,7 @@ fn d11_small_answers_that_never_get_a_window_are_reset() {
     let all = f64::from(AT_ONCE);
     assert_counts(&proxy, "proxy_http2_stalled_streams_total", &[("listener", "web")], all);
     drop(raw);
-    is_over(&proxy, &origin);
+    nothing_is_left(&proxy, &origin);
 }
 
 /// Rows D6 and D11: a drip is no progress. One octet each tenth of a second goes to each stream,
@@ -160,7 +149,7 @@ fn d6_streams_that_get_a_window_in_drips_are_reset() {
     });
     all_are_reset(&mut raw);
     drop(raw);
-    is_over(&proxy, &origin);
+    nothing_is_left(&proxy, &origin);
 }
 
 /// Who reads slowly but does read is not cut: a kilobyte in each time-out is enough.
@@ -182,7 +171,7 @@ fn d6_streams_that_get_a_window_in_sips_go_on() {
         let_pass(Duration::from_millis(600));
     }
     drop(raw);
-    is_over(&proxy, &origin);
+    nothing_is_left(&proxy, &origin);
 }
 
 /// Row D6: as many fields as are allowed, nearly all of them crumbs that cost the client an octet
@@ -215,7 +204,7 @@ fn d6_requests_of_crumbs_that_are_held_cost_little() {
         assert!(grown < MOST, "{grown} for each connection");
     });
     drop(all);
-    is_over(&proxy, &origin);
+    nothing_is_left(&proxy, &origin);
 }
 
 /// Row D10: what is held for one stalled stream, at most. Behind it, for all of them, what the
@@ -250,7 +239,7 @@ fn d10_answers_that_wait_for_a_window_are_not_taken_in() {
     }
     assert_eq!(got, LENGTH);
     drop(raw);
-    is_over(&proxy, &origin);
+    nothing_is_left(&proxy, &origin);
 }
 
 /// Row D10, where the client does not read its socket; by the time-out it is sent away.
@@ -274,7 +263,7 @@ fn d10_answers_that_wait_for_a_socket_are_not_taken_in() {
     });
     assert!(taken.load(SeqCst) < AT_ONCE as usize * LENGTH / 2, "all was taken");
     drop(raw);
-    is_over(&proxy, &origin);
+    nothing_is_left(&proxy, &origin);
 }
 
 /// Row D7: a client that sends this without end and reads nothing at all.
@@ -295,7 +284,7 @@ fn d7_unread(each: &[u8]) {
     assert_counts(&proxy, "proxy_http2_floods_total", &labels, 1.0);
     let grown = proxy.resident().saturating_sub(memory);
     assert!(grown < 8 * MIB as u64, "grown by {grown}");
-    is_over(&proxy, &origin);
+    nothing_is_left(&proxy, &origin);
 }
 
 #[test]
@@ -328,7 +317,7 @@ fn d8_an_upload_in_crumbs_without_end_is_too_much_work() {
         });
     });
     assert_counts(&proxy, "proxy_http2_floods_total", &[], 1.0);
-    is_over(&proxy, &origin);
+    nothing_is_left(&proxy, &origin);
 }
 
 /// Row D8, the honest side.

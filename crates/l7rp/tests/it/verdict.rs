@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use l7rp_testkit::{Client, Message, Origin, Proxy, SOON, Value, eventually, let_pass, within};
 
-use crate::setup::{assert_counts, assert_failed, get};
+use crate::http2_tools::Conn;
+use crate::setup::{assert_counts, assert_failed, get, in_flight, quiet};
 
 /// Values of `proxy_circuit_breaker_state`.
 pub const CLOSED: f64 = 0.0;
@@ -93,6 +94,17 @@ pub fn nobody_is_blamed(proxy: &Proxy) {
     assert!(!states.is_empty() && states.iter().all(|(_, v)| *v == CLOSED), "{states:?}");
     assert_eq!(ejections(proxy, None), 0.0);
     assert_eq!(metrics.sum("proxy_upstream_requests_total", &[("status", "err")]), 0.0);
+}
+
+/// Nothing is left of an attack by HTTP/2: no request, no place, no verdict about the upstream.
+#[track_caller]
+pub fn nothing_is_left(proxy: &Proxy, origin: &Origin) {
+    eventually(SOON, || in_flight(proxy) == 0.0);
+    assert_counts(proxy, "proxy_connections", &[], 0.0);
+    assert_eq!(state(proxy, origin), CLOSED);
+    nobody_is_blamed(proxy);
+    quiet(proxy);
+    assert_eq!(Conn::open(proxy).get("/honest").text(), "x");
 }
 
 /// What has happened is held against this upstream, by its breaker alone: one failure.

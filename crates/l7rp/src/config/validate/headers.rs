@@ -1,7 +1,8 @@
 //! Names and values of header fields.
 
+use l7rp_core::head::is_token;
+
 use super::Complaint;
-use super::words::is_token;
 
 /// Fields that frame a message or belong to one connection: the proxy writes them itself.
 const OURS: [&str; 8] = [
@@ -17,7 +18,7 @@ const OURS: [&str; 8] = [
 
 /// The name of a field; lower case.
 pub(super) fn name(text: &str) -> Result<String, Complaint> {
-    if is_token(text) {
+    if is_token(text.as_bytes()) {
         return Ok(text.to_ascii_lowercase());
     }
     Err(Complaint::new(format!("`{}` is not a header name", text.escape_debug())))

@@ -2,8 +2,10 @@
 
 use std::path::PathBuf;
 
+use l7rp_core::head::is_token;
+
 use super::files::Mention;
-use super::{Check, Complaint, Unique, headers, health, net, words};
+use super::{Check, Complaint, Unique, headers, health, net};
 use crate::config::file::{
     Algorithm as Written, File, KeyPath, PoolSection, Protocol, SelectorSection, UpstreamSection,
     UpstreamTlsSection,
@@ -114,7 +116,7 @@ fn hash_key(text: &str) -> Result<HashKey, Complaint> {
             Err(Complaint::new(format!("there is no name after `{kind}:`")))
         }
         Some(("header", name)) => headers::name(name).map(HashKey::Header),
-        Some(("cookie", name)) if words::is_token(name) => Ok(HashKey::Cookie(name.to_owned())),
+        Some(("cookie", name)) if is_token(name.as_bytes()) => Ok(HashKey::Cookie(name.to_owned())),
         Some(("cookie", name)) => {
             Err(Complaint::new(format!("`{}` is not the name of a cookie", name.escape_debug())))
         }

@@ -1,12 +1,8 @@
 //! Tokens, methods, paths and names.
 
-use super::Complaint;
+use l7rp_core::head::is_token;
 
-/// Whether this may be a method or the name of a header (RFC 9110, section 5.6.2).
-pub(super) fn is_token(text: &str) -> bool {
-    let allowed = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
-    !text.is_empty() && text.bytes().all(allowed)
-}
+use super::Complaint;
 
 /// A name of our own things: it ends up in logs and in the labels of metrics.
 pub(super) fn name(text: &str) -> Result<(), Complaint> {
@@ -25,7 +21,7 @@ pub(super) fn name(text: &str) -> Result<(), Complaint> {
 /// A method that the proxy forwards.
 pub(super) fn method(text: &str) -> Result<(), Complaint> {
     const USUAL: [&str; 7] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"];
-    if !is_token(text) {
+    if !is_token(text.as_bytes()) {
         return Err(Complaint::new(format!("`{}` is not a method", text.escape_debug())));
     }
     let upper = text.to_ascii_uppercase();
