@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, Parser, Subcommand};
 
+use super::ask::Instance;
 use crate::config::{self, plan::Bind};
 use crate::observe::event::Level;
 use crate::tools::backend::{Flap, is_name};
@@ -140,8 +141,8 @@ pub struct Plan {
 pub enum Against {
     /// Another file.
     File(PathBuf),
-    /// What is in force in the instance with this admin address, `HOST:PORT`.
-    Admin(String),
+    /// What is in force in this instance.
+    Admin(Instance),
 }
 
 /// `l7rp backend`
@@ -241,21 +242,14 @@ fn metrics_bind(text: &str) -> Result<MetricsBind, String> {
 }
 
 fn against(text: &str) -> Result<Against, String> {
-    let Some((scheme, address)) = text.split_once("://") else {
+    if !text.contains("://") && !text.starts_with("unix:") {
         return Ok(Against::File(text.into()));
-    };
-    let address = address.strip_suffix('/').unwrap_or(address);
-    match address.rsplit_once(':').map(|(host, port)| (host, port.parse::<u16>())) {
-        Some((host, Ok(1..)))
-            if scheme == "http" && !host.is_empty() && !host.contains(['/', '@']) =>
-        {
-            Ok(Against::Admin(address.to_owned()))
-        }
-        _ => Err(NO_ADMIN.to_owned()),
     }
+    text.parse().map(Against::Admin).map_err(|_| NO_ADMIN.to_owned())
 }
 
-const NO_ADMIN: &str = "write the path of a file, or http://HOST:PORT for an admin address";
+const NO_ADMIN: &str =
+    "write the path of a file, or http://HOST:PORT or unix:/PATH for an admin address";
 
 fn ratio(text: &str) -> Result<f64, String> {
     match text.parse() {

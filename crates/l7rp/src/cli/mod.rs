@@ -4,10 +4,12 @@
 //! |---|---|
 //! | `arguments` | flags and subcommands, as written |
 //! | `go_flags` | `-config=x` → `--config=x` |
+//! | `ask` | a running instance, asked at its admin address |
 //! | `terminal` | standard output and error |
 //! | all others | one subcommand each |
 
 mod arguments;
+mod ask;
 mod backend;
 mod check;
 mod completions;

@@ -1,6 +1,5 @@
 //! `l7rp plan`: what a reload with a file would change.
 
-mod ask;
 mod text;
 
 use std::path::Path;
@@ -9,6 +8,7 @@ use std::process::ExitCode;
 use serde_json::{Value, json};
 
 use super::arguments::{Against, Plan};
+use super::ask::Instance;
 use super::check::files;
 use super::terminal::{color, error, failed, note, print, wrong};
 use super::{CHANGES, WRONG};
@@ -51,22 +51,21 @@ fn keep_flags(old: &Value, new: &mut Value) {
 
 /// The view of what the new configuration is compared with. An error has been told.
 fn in_force(asked: &Plan, new: &Loaded) -> Result<Value, ExitCode> {
-    let told = |address: &str, answer: Result<Value, String>| {
-        answer.map_err(|why| {
+    let told = |instance: &Instance| {
+        instance.get("/-/plan", "listeners").map_err(|why| {
             failed(&format!(
-                "cannot learn the configuration in force from {address}: {why}; \
+                "cannot learn the configuration in force from {instance}: {why}; \
                  --against names another instance (http://HOST:PORT), or a file"
             ))
         })
     };
     match (&asked.against, &new.plan.admin) {
         (Some(Against::File(path)), _) => Ok(config::view(&load(path, asked.no_files)?.plan)),
-        (Some(Against::Admin(address)), _) => told(address, ask::tcp(address)),
+        (Some(Against::Admin(instance)), _) => told(instance),
         (None, Some(Bind::Tcp(address))) if address.port() != 0 => {
-            let address = address.to_string();
-            told(&address, ask::tcp(&address))
+            told(&Instance::Tcp(address.to_string()))
         }
-        (None, Some(Bind::Unix(path))) => told(&path.display().to_string(), ask::unix(path)),
+        (None, Some(Bind::Unix(path))) => told(&Instance::Unix(path.clone())),
         (None, Some(Bind::Tcp(_)) | None) => {
             error(&format!(
                 "{} has no fixed admin address at which to ask a running instance what is in \

@@ -1,0 +1,184 @@
+//! Asks a running instance, at its admin address.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use l7rp_core::names::Nanos;
+use serde_json::Value;
+
+use crate::clock::Clock;
+
+/// For a connection, and for silence on it.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// For all of it: somebody who sends an octet now and then is never silent.
+const ALL_WITHIN: Duration = Duration::from_secs(30);
+/// Octets of an answer; a larger one is none of ours.
+const MOST: u64 = 256 << 20;
+const NOT_OURS: &str = "so it is no admin address of this version of l7rp";
+
+/// The admin address of a running instance.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Instance {
+    /// `HOST:PORT`.
+    Tcp(String),
+    /// A Unix-domain socket.
+    Unix(PathBuf),
+}
+
+impl std::fmt::Display for Instance {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Tcp(address) => write!(f, "http://{address}"),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+impl FromStr for Instance {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Some(path) = text.strip_prefix("unix:/") {
+            return Ok(Self::Unix(format!("/{path}").into()));
+        }
+        let address = text.strip_prefix("http://").ok_or(NO_INSTANCE)?;
+        let address = address.strip_suffix('/').unwrap_or(address);
+        match address.rsplit_once(':').map(|(host, port)| (host, port.parse::<u16>())) {
+            Some((host, Ok(1..))) if !host.is_empty() && !host.contains(['/', '@']) => {
+                Ok(Self::Tcp(address.to_owned()))
+            }
+            _ => Err(NO_INSTANCE.to_owned()),
+        }
+    }
+}
+
+const NO_INSTANCE: &str = "write http://HOST:PORT or unix:/PATH, an admin address";
+
+impl Instance {
+    /// The JSON object at `path`, if it has `key`. An error says why there is none.
+    pub(super) fn get(&self, path: &str, key: &str) -> Result<Value, String> {
+        self.ask("GET", path, "", key)
+    }
+
+    /// The same of an answer to this body.
+    pub(super) fn post(&self, path: &str, body: &Value, key: &str) -> Result<Value, String> {
+        self.ask("POST", path, &body.to_string(), key)
+    }
+
+    fn ask(&self, method: &str, path: &str, body: &str, key: &str) -> Result<Value, String> {
+        let host = match self {
+            Self::Tcp(address) => address,
+            Self::Unix(_) => "localhost",
+        };
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n\
+             Content-Length: {}\r\nConnection: close\r\n\r\n{body}",
+            body.len()
+        );
+        let answer = match self {
+            Self::Tcp(address) => connect(address).and_then(|stream| {
+                stream.set_read_timeout(Some(PATIENCE))?;
+                stream.set_write_timeout(Some(PATIENCE))?;
+                exchange(stream, &head)
+            }),
+            Self::Unix(path) => UnixStream::connect(path).and_then(|stream| {
+                stream.set_read_timeout(Some(PATIENCE))?;
+                stream.set_write_timeout(Some(PATIENCE))?;
+                exchange(stream, &head)
+            }),
+        };
+        object(&answer.map_err(|e| in_words(&e))?, path, key)
+    }
+}
+
+fn connect(address: &str) -> io::Result<TcpStream> {
+    let mut failure = io::Error::other("the name has no address");
+    for address in address.to_socket_addrs()? {
+        match TcpStream::connect_timeout(&address, PATIENCE) {
+            Ok(stream) => return Ok(stream),
+            Err(e) => failure = e,
+        }
+    }
+    Err(failure)
+}
+
+fn exchange(mut stream: impl Read + Write, request: &str) -> io::Result<Vec<u8>> {
+    stream.write_all(request.as_bytes())?;
+    let clock = Clock::new();
+    let (mut answer, mut part) = (Vec::new(), vec![0; 64 << 10]);
+    while answer.len() as u64 <= MOST {
+        match stream.read(&mut part)? {
+            0 => break,
+            n => answer.extend_from_slice(&part[..n]),
+        }
+        if clock.now().since(Nanos(0)) > ALL_WITHIN {
+            let words = format!("its answer was not complete within {} s", ALL_WITHIN.as_secs());
+            return Err(io::Error::other(words));
+        }
+    }
+    Ok(answer)
+}
+
+fn in_words(e: &io::Error) -> String {
+    match e.kind() {
+        // What a socket says whose time is over.
+        ErrorKind::WouldBlock | ErrorKind::TimedOut => {
+            format!("it was silent for {} s", PATIENCE.as_secs())
+        }
+        _ => e.to_string(),
+    }
+}
+
+/// The JSON object in an answer that has come to its end; one that has `key`.
+fn object(answer: &[u8], path: &str, key: &str) -> Result<Value, String> {
+    if answer.len() as u64 > MOST {
+        return Err(format!("its answer is larger than {} MiB", MOST >> 20));
+    }
+    let end = memchr::memmem::find(answer, b"\r\n\r\n");
+    let (head, body) = end.map_or((answer, &answer[..0]), |at| (&answer[..at], &answer[at + 4..]));
+    let line = head.split(|&b| b == b'\r' || b == b'\n').next().unwrap_or_default();
+    if !line.starts_with(b"HTTP/1.1 200 ") {
+        let short = |text: &[u8]| -> String {
+            let text: String = String::from_utf8_lossy(text).chars().take(200).collect();
+            text.trim_end().escape_debug().to_string()
+        };
+        let ours = line.starts_with(b"HTTP/1.1 4") && !line.starts_with(b"HTTP/1.1 404 ");
+        if ours && !body.is_empty() {
+            return Err(format!("it answers `{}`: {}", short(line), short(body)));
+        }
+        return Err(format!("it answers `{}` to {path}, {NOT_OURS}", short(line)));
+    }
+    match serde_json::from_slice::<Value>(body) {
+        Ok(value) if value.get(key).is_some() => Ok(value),
+        _ => Err(format!("its answer to {path} is not what it should be, {NOT_OURS}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_whole_answer_is_taken() {
+        let good = "HTTP/1.1 200 OK\r\nContent-Length: 16\r\n\r\n{\"listeners\":[]}";
+        let plan = |answer: &[u8]| object(answer, "/-/plan", "listeners");
+        assert_eq!(plan(good.as_bytes()), Ok(serde_json::json!({ "listeners": [] })));
+        for (answer, says) in [
+            ("", "``"),
+            ("HTTP/1.1 404 Not Found\r\n\r\nnot found\n", "`HTTP/1.1 404 Not Found`"),
+            ("SSH-2.0-\u{1b}[2J\r\n", "`SSH-2.0-\\u{1b}[2J`"),
+            (&good[..good.len() - 1], "is not what"),
+            ("HTTP/1.1 200 OK\r\n", "is not what"),
+            ("HTTP/1.1 200 OK\r\n\r\n{}", "is not what"),
+            ("HTTP/1.1 200 OK\r\n\r\n[]", "is not what"),
+            ("HTTP/1.1 403 Forbidden\r\n\r\nno token\n", "403 Forbidden`: no token"),
+        ] {
+            let why = plan(answer.as_bytes()).unwrap_err();
+            assert!(why.contains(says), "{answer:?}: {why}");
+        }
+    }
+}
