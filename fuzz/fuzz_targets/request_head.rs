@@ -36,6 +36,7 @@ fuzz_target!(|data: &[u8]| {
         peer_is_trusted: len % 2 == 0,
         identity: None,
         request_id: b"id",
+        trace: None,
     };
     let mut out = Vec::new();
     let parts = [slash, target];

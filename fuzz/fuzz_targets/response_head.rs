@@ -24,7 +24,7 @@ fuzz_target!(|data: &[u8]| {
     assert!(!bodiless || head.framing == Framing::None);
 
     let mut out = Vec::new();
-    let to = ToClient { is_http10, keep_alive, request_id: b"id" };
+    let to = ToClient { is_http10, keep_alive, request_id: b"id", decision: b"" };
     if head.status < 200 {
         encode::interim(&mut out, buf, &head);
     } else {

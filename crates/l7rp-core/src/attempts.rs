@@ -122,6 +122,60 @@ pub enum Next {
     Retry(Nanos),
 }
 
+/// Why a try that came to nothing good was the last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// The route lets no request be tried again.
+    NoRule,
+    /// The route does not list the method.
+    Method,
+    /// The route does not list what it came to.
+    Outcome,
+    /// No other try can help, or none is allowed after this: part of an answer is out, or the
+    /// client is gone.
+    Final,
+    /// The route allows no more tries.
+    Attempts,
+    /// What was sent of the body was not kept, or it was too long for that.
+    Body,
+    /// The client was told something that cannot be taken back.
+    Told,
+    /// The process is on its way out.
+    Draining,
+    /// There is no time left.
+    Deadline,
+    /// The upstream wants to be left alone.
+    StayAway,
+    /// As many upstreams as is reasonable have refused it, or were not to be reached.
+    Patience,
+    /// The pool's budget is spent. Said by who asks it, for the plan does not know it.
+    Budget,
+    /// There is no other upstream that it may go to. Likewise.
+    NoUpstream,
+}
+
+impl Stop {
+    /// The word in the log.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::NoRule => "no_rule",
+            Self::Method => "method",
+            Self::Outcome => "not_listed",
+            Self::Final => "final",
+            Self::Attempts => "attempts",
+            Self::Body => "body",
+            Self::Told => "told",
+            Self::Draining => "draining",
+            Self::Deadline => "deadline",
+            Self::StayAway => "stay_away",
+            Self::Patience => "patience",
+            Self::Budget => "budget",
+            Self::NoUpstream => "no_upstream",
+        }
+    }
+}
+
 /// The tries of one request.
 #[derive(Clone, Debug)]
 pub struct Plan<'a> {
@@ -132,19 +186,27 @@ pub struct Plan<'a> {
     sent: u32,
     connect_timeouts: u32,
     refusals: u32,
+    /// Why the last outcome was the last.
+    stop: Option<Stop>,
 }
 
 impl<'a> Plan<'a> {
     /// A plan under a route's rules, if it has any; `deadline` ends everything.
     #[must_use]
     pub fn new(rules: Option<&'a Rules>, request: Request<'a>, deadline: Nanos) -> Self {
-        Self { rules, request, deadline, sent: 0, connect_timeouts: 0, refusals: 0 }
+        Self { rules, request, deadline, sent: 0, connect_timeouts: 0, refusals: 0, stop: None }
     }
 
     /// Until when.
     #[must_use]
     pub fn deadline(&self) -> Nanos {
         self.deadline
+    }
+
+    /// Why there was no other try, once [`Plan::after`] has said so.
+    #[must_use]
+    pub fn stop(&self) -> Option<Stop> {
+        self.stop
     }
 
     /// Whether the route lets this request be tried again, should it come to that.
@@ -178,6 +240,7 @@ impl<'a> Plan<'a> {
             // The other of a race was sent.
             self.sent += at.tries - 1;
             let patient = self.connect_timeouts < MAX_CONNECT_TIMEOUTS;
+            self.stop = Some(if patient { Stop::Deadline } else { Stop::Patience });
             return if patient && self.may_begin(now) { Next::Elsewhere } else { Next::Give };
         }
         self.sent += at.tries;
@@ -191,7 +254,10 @@ impl<'a> Plan<'a> {
         } else {
             Next::Give
         };
-        let Some(rules) = self.rules else { return otherwise };
+        let Some(rules) = self.rules else {
+            self.stop = Some(Stop::NoRule);
+            return otherwise;
+        };
         let wanted = match outcome {
             Outcome::Answered { status, stay_away } => {
                 // A 101 is no answer but another protocol.
@@ -208,10 +274,36 @@ impl<'a> Plan<'a> {
         };
         let allowed = again && at.replayable && self.sent < rules.max_attempts;
         if !(wanted && allowed) {
+            self.stop = Some(self.why_not(rules, outcome, at, wanted));
             return otherwise;
         }
+        self.stop = Some(Stop::Deadline);
         let begin = now.plus(self.backoff(rules, draw));
         if self.may_begin(begin) { Next::Retry(begin) } else { otherwise }
+    }
+
+    /// Which of the conditions for a retry is not met: the first, from the one that is hardest to
+    /// change to the one that chance has made.
+    fn why_not(&self, rules: &Rules, outcome: Outcome, at: Situation, wanted: bool) -> Stop {
+        let (status, is_final, stay_away) = match outcome {
+            Outcome::Answered { status, stay_away } => (status.http, false, stay_away),
+            Outcome::Failed(failure) => {
+                let meaning = failure.meaning();
+                (meaning.status, meaning.again == Again::No, false)
+            }
+        };
+        let unmet = [
+            (is_final, Stop::Final),
+            (rules.max_attempts <= 1, Stop::NoRule),
+            (!wanted && !rules.retry_on.contains(&status), Stop::Outcome),
+            (!wanted && !rules.lists(self.request.method), Stop::Method),
+            (stay_away, Stop::StayAway),
+            (!wanted, Stop::Outcome),
+            (at.told, Stop::Told),
+            (at.draining, Stop::Draining),
+            (!(at.whole && at.replayable), Stop::Body),
+        ];
+        unmet.iter().find(|(is_so, _)| *is_so).map_or(Stop::Attempts, |(_, stop)| *stop)
     }
 
     /// Half to all of the doubled back-off, so that clients that failed together do not come

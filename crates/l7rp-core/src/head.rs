@@ -42,6 +42,12 @@ pub enum Name {
     XRequestId,
     /// `Date`
     Date,
+    /// `traceparent`
+    Traceparent,
+    /// `tracestate`
+    Tracestate,
+    /// `X-L7rp-Decision`
+    XL7rpDecision,
 }
 
 impl Name {
@@ -69,11 +75,17 @@ impl Name {
             10 => match octets[0] | 0x20 {
                 b'c' => ("connection", Self::Connection),
                 b'k' => ("keep-alive", Self::KeepAlive),
+                b't' => ("tracestate", Self::Tracestate),
                 _ => return Self::Other,
             },
+            11 => ("traceparent", Self::Traceparent),
             12 => ("x-request-id", Self::XRequestId),
             14 => ("content-length", Self::ContentLength),
-            15 => ("x-forwarded-for", Self::XForwardedFor),
+            15 => match octets[2] | 0x20 {
+                b'f' => ("x-forwarded-for", Self::XForwardedFor),
+                b'l' => ("x-l7rp-decision", Self::XL7rpDecision),
+                _ => return Self::Other,
+            },
             16 => match octets[0] | 0x20 {
                 b'p' => ("proxy-connection", Self::ProxyConnection),
                 b'x' => ("x-forwarded-host", Self::XForwardedHost),
@@ -109,7 +121,10 @@ impl Name {
     /// able to take away what frames or addresses the message, or what we say of the client.
     #[inline]
     pub fn may_be_named_by_connection(self) -> bool {
-        matches!(self, Self::Other | Self::Expect | Self::Date)
+        matches!(
+            self,
+            Self::Other | Self::Expect | Self::Date | Self::Traceparent | Self::Tracestate
+        )
     }
 }
 

@@ -16,6 +16,7 @@
 //! | [`pick`] | which upstream of a pool |
 //! | [`limit`] | whether a request may come in at all, and how many tries it may cost |
 //! | [`attempts`] | the tries of one request: another, a second beside it, when, until when |
+//! | [`trace`] | whether a request is traced, and how the next hop is told |
 //! | [`renewal`] | when a certificate is asked for again |
 //! | [`upstream`] | whether an upstream may be used: breaker, health, scoring, ramp |
 //! | [`window`] | averages and percentiles over time |
@@ -34,5 +35,6 @@ pub mod pick;
 pub mod renewal;
 pub mod route;
 mod sync;
+pub mod trace;
 pub mod upstream;
 pub mod window;

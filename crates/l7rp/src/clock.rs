@@ -34,6 +34,12 @@ impl Clock {
     }
 }
 
+/// Wall-clock time, for whoever puts it together with that of other machines.
+#[expect(clippy::disallowed_methods, reason = "this is the one place that reads the clock")]
+pub fn wall() -> SystemTime {
+    SystemTime::now()
+}
+
 /// Wall-clock time, for people: milliseconds since 1970.
 #[expect(clippy::disallowed_methods, reason = "this is the one place that reads the clock")]
 pub fn wall_ms() -> u64 {

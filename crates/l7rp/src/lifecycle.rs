@@ -363,6 +363,9 @@ impl Service {
             () = drained(&mut self.running, &plan) => true,
             () = again => false,
         };
+        if orderly {
+            self.running.finish_spans();
+        }
         self.running.stop();
         let after = Going::on(&process);
         let took_ms = millis(process.clock.now().since(began));

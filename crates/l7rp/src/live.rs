@@ -18,6 +18,7 @@ use crate::config::plan::{self, Plan};
 use crate::limiter::Limiter;
 use crate::observe::event::Events;
 use crate::observe::stats::{Count, ListenerStats, Reloads, RouteStats, WorkerStats};
+use crate::observe::traces::Tracer;
 use crate::tls::{Material, Originator, Terminator};
 use crate::upstream::pool::{Making, Pool};
 
@@ -36,8 +37,21 @@ pub struct Snapshot {
     pub listeners: Vec<Arc<Listener>>,
     /// Names of fields by which only the proxy may speak.
     pub guarded: Changes,
+    /// Makes spans, if anybody wants them.
+    pub tracer: Option<Arc<Tracer>>,
     /// TLS towards the upstreams of each pool.
     tls: Vec<Option<Arc<Originator>>>,
+}
+
+/// What a plan needs that was opened, read or begun for it.
+#[derive(Debug)]
+pub struct Made {
+    /// The [`Door::id`]s of each listener.
+    pub doors: Vec<Vec<u64>>,
+    /// Certificates and keys.
+    pub tls: Material,
+    /// Makes spans.
+    pub tracer: Option<Arc<Tracer>>,
 }
 
 /// A route.
@@ -197,12 +211,11 @@ impl Process {
         workers: usize,
         max_open_files: u64,
         plan: Plan,
-        doors: Vec<Vec<u64>>,
-        tls: Material,
+        made: Made,
     ) -> Self {
         let making = Making::new(workers, events);
         let now = clock.now();
-        let snapshot = Snapshot::new(plan, doors, tls, None, &making, max_open_files, now);
+        let snapshot = Snapshot::new(plan, made, None, &making, max_open_files, now);
         Self {
             clock,
             events: events.clone(),
@@ -227,10 +240,10 @@ impl Process {
 
     /// What `plan` would put in force: live objects of the snapshot in force go on where nothing
     /// about them changes. Nothing changes before [`Process::put_in_force`].
-    pub fn prepare(&self, plan: Plan, doors: Vec<Vec<u64>>, tls: Material) -> Snapshot {
+    pub fn prepare(&self, plan: Plan, made: Made) -> Snapshot {
         let old = self.snapshot();
         let now = self.clock.now();
-        Snapshot::new(plan, doors, tls, Some(&old), &self.making, self.max_open_files, now)
+        Snapshot::new(plan, made, Some(&old), &self.making, self.max_open_files, now)
     }
 
     /// Puts a snapshot in force for every exchange that begins from now on; gives the one before.
@@ -359,11 +372,10 @@ impl Going {
 }
 
 impl Snapshot {
-    /// Makes what `plan` needs, and takes from `old` what stays. `doors`: ids, for each listener.
+    /// Makes what `plan` needs, and takes from `old` what stays.
     fn new(
         plan: Plan,
-        doors: Vec<Vec<u64>>,
-        tls: Material,
+        Made { doors, tls, tracer }: Made,
         old: Option<&Self>,
         making: &Making,
         max_open_files: u64,
@@ -418,6 +430,7 @@ impl Snapshot {
             listeners,
             guarded: Changes { guarded, ..Changes::default() },
             tls: tls.pools,
+            tracer,
             plan,
         }
     }

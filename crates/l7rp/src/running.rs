@@ -19,8 +19,9 @@ use crate::clock::Clock;
 use crate::config::Places;
 use crate::config::plan::{Bind, Plan};
 use crate::handover::{Offer, Offered, label};
-use crate::live::Process;
+use crate::live::{Made, Process};
 use crate::observe::event::{Event, Events};
+use crate::observe::traces::Tracer;
 use crate::serve::doors::{Given, OpenError, Opened, real_address, remove_file, take_given};
 use crate::serve::listen::{self, BindError, Bound};
 use crate::serve::run_worker::{self, Order, Phase};
@@ -35,6 +36,8 @@ pub use reload::Reloaded;
 const FIRST_ANSWERS: Duration = Duration::from_secs(1);
 /// How long a process that takes over waits until what worked before works with it.
 const READY_WITHIN: Duration = Duration::from_secs(30);
+/// How long the last spans may take.
+const LAST_SPANS: Duration = Duration::from_secs(1);
 /// The name of the admin endpoints' socket.
 const ADMIN: &str = "admin";
 /// How often it looks.
@@ -49,6 +52,8 @@ pub enum StartError {
     Admin(BindError),
     /// TLS cannot be set up.
     Tls(MaterialError),
+    /// Spans cannot be sent where they are to go.
+    Tracing(String),
     /// The system gives no thread, runtime or descriptor.
     System(std::io::Error),
     /// The pool with this name had no backend that was ready in time.
@@ -61,6 +66,7 @@ impl fmt::Display for StartError {
             Self::Listener(e) => e.fmt(f),
             Self::Admin(e) => write!(f, "admin: {e}"),
             Self::Tls(e) => e.fmt(f),
+            Self::Tracing(e) => e.fmt(f),
             Self::NotReady(pool) => {
                 write!(f, "pool {pool}: no backend was ready within {READY_WITHIN:?}")
             }
@@ -75,7 +81,7 @@ impl StartError {
         let place = match self {
             Self::Listener(e) => places.listener(&e.listener),
             Self::Admin(_) => places.admin(),
-            Self::System(_) | Self::NotReady(_) | Self::Tls(_) => None,
+            Self::System(_) | Self::NotReady(_) | Self::Tls(_) | Self::Tracing(_) => None,
         };
         place.map_or_else(|| self.to_string(), |place| format!("{place}: {self}"))
     }
@@ -171,9 +177,8 @@ pub fn start(
     ready: Option<Vec<String>>,
 ) -> Result<Running, StartError> {
     let clock = Clock::new();
-    let count = plan
-        .workers
-        .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, std::num::NonZero::get));
+    let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let count = plan.workers.unwrap_or_else(cores);
     let resumption = Resumption::new().map_err(|e| {
         StartError::Tls(MaterialError { whose: "tickets".to_owned(), errors: vec![e] })
     })?;
@@ -186,11 +191,12 @@ pub fn start(
             given.extend(opened.forget());
         }
     })?;
-    let ids = doors.iter().map(|opened| vec![opened.door.id]).collect();
-    let process = Process::new(clock, events, count, max_open_files, plan, ids, tls);
-    let process = Arc::new(process);
     let (phase, phases) = watch::channel(Phase::Serve);
     let (runtime, control) = start_control(phases.clone())?;
+    let tracer = tracer(&plan, None, events, clock, &runtime)?;
+    let made =
+        Made { doors: doors.iter().map(|opened| vec![opened.door.id]).collect(), tls, tracer };
+    let process = Arc::new(Process::new(clock, events, count, max_open_files, plan, made));
     let (workers, ended) = start_workers(&process, &phases)?;
     let mut upkeep = Upkeep::new(runtime.clone(), clock, events);
     upkeep.keep(&process.snapshot().pools);
@@ -233,6 +239,19 @@ pub fn start(
     running.keep_certificates();
     running.announce(max_open_files);
     Ok(running)
+}
+
+/// What makes spans, if `plan` wants any.
+fn tracer(
+    plan: &Plan,
+    before: Option<&Arc<Tracer>>,
+    events: &Arc<Events>,
+    clock: Clock,
+    runtime: &Handle,
+) -> Result<Option<Arc<Tracer>>, StartError> {
+    // The connection to the collector lives on the control thread.
+    let _control = runtime.enter();
+    Tracer::new(&plan.tracing, before, events, clock).map_err(StartError::Tracing)
 }
 
 /// A socket for the admin endpoints.
@@ -500,6 +519,13 @@ impl Running {
     pub fn end(&self) {
         self.process.end();
         self.phase.send_replace(Phase::End);
+    }
+
+    /// Sends spans that wait. Blocks for a moment where the collector does not take them.
+    pub fn finish_spans(&self) {
+        if let Some(tracer) = &self.process.snapshot().tracer {
+            tracer.finish(LAST_SPANS);
+        }
     }
 
     /// Stops everything now; what is still in progress is cut.

@@ -318,8 +318,10 @@ fn is_forbidden_in_trailer(name: &[u8]) -> bool {
         "cache-control",
     ];
     // "Date" in a trailer is harmless, and gRPC-like protocols send odd names: only these.
-    !matches!(Name::of(name), Name::Other | Name::Date)
-        || OTHERS.iter().any(|o| name.eq_ignore_ascii_case(o.as_bytes()))
+    !matches!(
+        Name::of(name),
+        Name::Other | Name::Date | Name::Traceparent | Name::Tracestate | Name::XL7rpDecision
+    ) || OTHERS.iter().any(|o| name.eq_ignore_ascii_case(o.as_bytes()))
 }
 
 #[cfg(test)]

@@ -24,6 +24,17 @@ pub struct Forwarding<'a> {
     pub request_id: &'a [u8],
     /// The field that says who the client has proved to be, and what it says.
     pub identity: Option<(&'a str, &'a str)>,
+    /// What is said of the trace instead of what the client has said; `None`: that is passed on.
+    pub trace: Option<TraceFields<'a>>,
+}
+
+/// What an upstream is told of the trace that a request is part of.
+#[derive(Clone, Copy, Debug)]
+pub struct TraceFields<'a> {
+    /// Written as `traceparent`.
+    pub traceparent: &'a [u8],
+    /// The trace is the client's, and so `tracestate` is passed on.
+    pub keeps_state: bool,
 }
 
 /// Fields that a route adds and removes.
@@ -102,6 +113,8 @@ pub fn request(
             | Name::XRealIp
             | Name::Forwarded
             | Name::XRequestId => false,
+            Name::Traceparent if forwarding.trace.is_some() => false,
+            Name::Tracestate if forwarding.trace.is_some_and(|trace| !trace.keeps_state) => false,
             Name::Expect => head.expects_continue,
             Name::Other if is_http2_settings(field.name.of(buf)) => false,
             _ => passes(buf, &head.fields, head.connection_named, field, changes),
@@ -172,6 +185,9 @@ fn forwarding_fields(
         write("Forwarded", &[Name::Forwarded], b", ", own.as_bytes());
     }
     write("X-Request-ID", &[], b"", f.request_id);
+    if let Some(trace) = f.trace {
+        write("traceparent", &[], b"", trace.traceparent);
+    }
     let is_of_route = |name: &str| changes.drop.iter().any(|d| d.eq_ignore_ascii_case(name));
     if let Some((name, value)) = f.identity
         && !is_of_route(name)
@@ -189,6 +205,8 @@ pub struct ToClient<'a> {
     pub keep_alive: bool,
     /// Written as `X-Request-ID`.
     pub request_id: &'a [u8],
+    /// Written as `X-L7rp-Decision`, instead of what the upstream says there; empty: it is not.
+    pub decision: &'a [u8],
 }
 
 /// Appends the head that goes to the client. `buf`: what `head` was parsed from.
@@ -204,6 +222,7 @@ pub fn response(
         let id = field.id;
         !id.is_hop_by_hop()
             && id != Name::XRequestId
+            && (to.decision.is_empty() || id != Name::XL7rpDecision)
             && !(id == Name::ContentLength && head.status == 204)
             && passes(buf, &head.fields, head.connection_named, field, changes)
     });
@@ -223,9 +242,15 @@ pub fn response(
     if !changes.drops(b"X-Request-ID") {
         line(out, "X-Request-ID", to.request_id);
     }
+    if !to.decision.is_empty() {
+        line(out, DECISION, to.decision);
+    }
     changes.write(out);
     out.extend_from_slice(b"\r\n");
 }
+
+/// The field that says what was decided about a request.
+pub const DECISION: &str = "X-L7rp-Decision";
 
 /// Appends an interim (1xx) response without anything that frames or belongs to one hop.
 pub fn interim(out: &mut Vec<u8>, buf: &[u8], head: &Response) {
@@ -329,6 +354,7 @@ mod tests {
             peer_is_trusted: trusted,
             request_id: b"id-1",
             identity: None,
+            trace: None,
         };
         let changes = Changes { drop: vec!["x-secret".into()], ..Changes::default() };
         let mut out = Vec::new();
@@ -366,6 +392,7 @@ mod tests {
         parse_request(raw.as_bytes(), &mut head, LIMITS).unwrap().unwrap();
         let told = |identity: Option<(&str, &str)>, changes: &Changes| {
             let forwarding = Forwarding {
+                trace: None,
                 peer: "192.0.2.1",
                 client: "192.0.2.1",
                 proto: "https",
@@ -432,7 +459,7 @@ mod tests {
     fn answered(raw: &str, is_http10: bool, keep_alive: bool) -> String {
         let mut head = Response::default();
         parse_response(raw.as_bytes(), &mut head, false, LIMITS).unwrap().unwrap();
-        let to = ToClient { is_http10, keep_alive, request_id: b"id-1" };
+        let to = ToClient { is_http10, keep_alive, request_id: b"id-1", decision: b"" };
         let mut out = Vec::new();
         response(&mut out, raw.as_bytes(), &head, &to, &Changes::default());
         String::from_utf8(out).unwrap()

@@ -23,20 +23,17 @@ fn look(path: &[u8], process: &Process) -> Answer {
         }
         b"/-/healthz" => Answer::text("200 OK", "ok\n"),
         b"/-/ready" if process.is_ready() => Answer::text("200 OK", "ready\n"),
-        b"/-/version" => {
-            Answer::text("200 OK", concat!("l7rp ", env!("CARGO_PKG_VERSION"), "\n"))
-        }
+        b"/-/version" => Answer::text("200 OK", concat!("l7rp ", env!("CARGO_PKG_VERSION"), "\n")),
         b"/-/plan" => {
             Answer::new("200 OK", JSON, format!("{}\n", config::view(&process.snapshot().plan)))
         }
         b"/livez" => Answer::text("204 No Content", ""),
         b"/readyz" if process.is_ready() => Answer::text("204 No Content", ""),
-        b"/-/ready" | b"/readyz" => {
-            Answer::text("503 Service Unavailable", "no backend ready\n")
-        }
-        b"/" => {
-            Answer::text("200 OK", "/metrics /-/healthz /-/ready /-/version /-/plan /livez /readyz\n")
-        }
+        b"/-/ready" | b"/readyz" => Answer::text("503 Service Unavailable", "no backend ready\n"),
+        b"/" => Answer::text(
+            "200 OK",
+            "/metrics /-/healthz /-/ready /-/version /-/plan /livez /readyz\n",
+        ),
         _ => Answer::text("404 Not Found", "not found\n"),
     }
 }

@@ -1,10 +1,12 @@
 //! `l7rp`: serves what a file or the flags describe.
 
+use std::fmt::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use super::arguments::Serve;
 use super::terminal::{color, note, wrong};
+use crate::config::plan::Tracing;
 use crate::config::{self, Files, Places, Plan, Severity};
 use crate::lifecycle::{self, Fresh, Task};
 
@@ -66,23 +68,34 @@ pub(super) fn read(flags: &Serve, files: Files, severity: Severity) -> Result<Re
         read.plan.admin.clone_from(&bind.0);
         read.plan.by_flags.push("admin");
     }
-    let tracing = &mut read.plan.tracing;
-    if let Some(endpoint) = &flags.tracing_endpoint {
-        tracing.endpoint.clone_from(endpoint);
-        if !endpoint.is_empty() {
-            read.not_yet.push_str(&tracing_is_not_yet(severity));
-            read.not_yet_lines.push(tracing_is_not_yet(severity).trim_end().to_owned());
-        }
-    }
-    if let Some(ratio) = flags.tracing_sample_ratio {
-        tracing.sample_ratio = ratio;
-    }
-    tracing.insecure |= flags.tracing_insecure;
-    let of_tracing = [flags.tracing_endpoint.is_some(), flags.tracing_sample_ratio.is_some()];
-    if flags.tracing_insecure || of_tracing.contains(&true) {
+    let before = read.plan.tracing.clone();
+    let wrong = trace(&mut read.plan.tracing, flags);
+    if read.plan.tracing != before {
         read.plan.by_flags.push("tracing");
     }
+    for line in wrong {
+        let _ = writeln!(read.warnings, "warning: {line}");
+        read.warning_lines.push(line);
+    }
     Ok(read)
+}
+
+/// Puts the flags over what the file says of tracing, and the environment under it. Gives what is
+/// wrong in the environment.
+fn trace(tracing: &mut Tracing, flags: &Serve) -> Vec<String> {
+    if let Some(endpoint) = &flags.tracing_endpoint {
+        tracing.endpoint.clone_from(endpoint);
+        // The flag is there to be left out.
+        tracing.insecure = flags.tracing_insecure;
+    }
+    tracing.insecure |= flags.tracing_insecure;
+    if flags.tracing_sample_ratio.is_some() {
+        tracing.ratio = flags.tracing_sample_ratio;
+    }
+    if flags.tracing_endpoint.as_ref().is_some_and(String::is_empty) {
+        return Vec::new();
+    }
+    config::environment::fill_in(tracing, |name| std::env::var(name).ok())
 }
 
 fn from_file(flags: &Serve, files: Files, severity: Severity) -> Result<Read, Unusable> {
@@ -113,12 +126,4 @@ fn without_file(flags: &Serve, backends: &str) -> Result<Read, Unusable> {
         not_yet: String::new(),
         not_yet_lines: Vec::new(),
     })
-}
-
-fn tracing_is_not_yet(severity: Severity) -> String {
-    let level = match severity {
-        Severity::Error => "error",
-        Severity::Warning => "warning",
-    };
-    format!("{level}: --tracing-endpoint is understood but this version cannot serve it yet\n")
 }

@@ -87,6 +87,9 @@ pub struct ListenerSection {
     /// Expect PROXY protocol v1 or v2 from `trusted_proxies`.
     #[serde(default)]
     pub proxy_protocol: bool,
+    /// CIDRs of the peers whose responses carry `X-L7rp-Decision`: route, pool, upstream and tries.
+    #[serde(default)]
+    pub decision_header_for: Vec<String>,
     /// Connections at once; 0: half of the descriptor limit.
     #[serde(default)]
     pub max_connections: u32,
@@ -294,15 +297,15 @@ impl Default for AccessLogSection {
 pub struct TracingSection {
     /// OTLP/gRPC collector as `host:port`; empty: no export.
     pub endpoint: String,
-    /// Share of traces that begin here: 0 to 1.
-    pub sample_ratio: f64,
+    /// Share of traces that begin here: 0 to 1; 0.01 if neither this nor the environment says.
+    pub sample_ratio: Option<f64>,
     /// Without TLS.
     pub insecure: bool,
 }
 
 impl Default for TracingSection {
     fn default() -> Self {
-        Self { endpoint: String::new(), sample_ratio: 0.01, insecure: true }
+        Self { endpoint: String::new(), sample_ratio: None, insecure: true }
     }
 }
 

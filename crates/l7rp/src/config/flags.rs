@@ -34,7 +34,7 @@ pub fn from_flags(listen: &str, backends: &str, max_in_flight: u32) -> Result<Pl
             drain: Drain { delay: secs(0), timeout: secs(10) },
             workers: None,
             access_log: true,
-            tracing: Tracing { endpoint: String::new(), sample_ratio: 0.01, insecure: true },
+            tracing: Tracing::default(),
             by_flags: Vec::new(),
             probes_on_data: true,
         }),
@@ -101,6 +101,7 @@ fn listener(bind: Bind) -> Listener {
         http3: false,
         trusted_proxies: Vec::new(),
         proxy_protocol: false,
+        decision_header_for: Vec::new(),
         max_connections: 0,
         limits: MessageLimits {
             max_headers: 100,

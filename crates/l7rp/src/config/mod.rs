@@ -1,8 +1,10 @@
 //! Configuration: as written ([`mod@file`]), as meant ([`plan`]), what makes the one into the
-//! other ([`validate`]), what is wrong ([`wrong`]), what cannot be served yet ([`needs`]); and
+//! other ([`validate`]), what is wrong ([`wrong`]), what cannot be served yet ([`needs`]);
+//! what the environment adds ([`environment`]); and
 //! the plan as it may be shown ([`mod@view`]), from which a reload is foretold ([`diff`]).
 
 pub mod diff;
+pub mod environment;
 pub mod file;
 pub mod flags;
 pub mod needs;

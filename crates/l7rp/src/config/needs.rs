@@ -25,7 +25,6 @@ const NOT_YET: &[Feature] = &[
     feature("routes[].middleware[].compress", given, "`compress`"),
     feature("tcp_listeners", filled, "`tcp_listeners`"),
     feature("tcp_pools", filled, "`tcp_pools`"),
-    feature("tracing.endpoint", filled, "`tracing.endpoint`"),
 ];
 
 /// Every place of a valid file that asks for something that cannot be served yet.

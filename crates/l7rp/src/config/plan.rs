@@ -78,6 +78,8 @@ pub struct Listener {
     pub trusted_proxies: Vec<IpNet>,
     /// Expect PROXY protocol from the trusted.
     pub proxy_protocol: bool,
+    /// Peers whose responses say what was decided.
+    pub decision_header_for: Vec<IpNet>,
     /// Connections at once; 0: half of the descriptor limit.
     pub max_connections: u32,
     /// Bounds of one request.
@@ -528,8 +530,34 @@ pub struct Drain {
 pub struct Tracing {
     /// OTLP/gRPC `host:port`; empty: nowhere.
     pub endpoint: String,
-    /// Share of traces that begin here.
-    pub sample_ratio: f64,
+    /// Share of traces that begin here, if anybody has said.
+    pub ratio: Option<f64>,
+    /// Whether the caller's decision is followed, where there is one.
+    pub follows_parent: bool,
     /// Without TLS.
     pub insecure: bool,
+    /// CA of the collector; `None`: those of the system.
+    pub ca_file: Option<String>,
+    /// Certificate and key that are shown to the collector.
+    pub identity: Option<(String, String)>,
+}
+
+impl Tracing {
+    /// Share of traces that begin here.
+    pub fn sample_ratio(&self) -> f64 {
+        self.ratio.unwrap_or(0.01)
+    }
+}
+
+impl Default for Tracing {
+    fn default() -> Self {
+        Self {
+            endpoint: String::new(),
+            ratio: None,
+            follows_parent: true,
+            insecure: true,
+            ca_file: None,
+            identity: None,
+        }
+    }
 }

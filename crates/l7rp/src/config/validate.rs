@@ -268,8 +268,9 @@ impl Check<'_> {
         }
         Tracing {
             endpoint: tracing.endpoint.clone(),
-            sample_ratio: self.share(tracing.sample_ratio, &at.key("sample_ratio")),
+            ratio: tracing.sample_ratio.map(|ratio| self.share(ratio, &at.key("sample_ratio"))),
             insecure: tracing.insecure,
+            ..Tracing::default()
         }
     }
 }

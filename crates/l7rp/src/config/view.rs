@@ -31,7 +31,8 @@ pub fn view(plan: &Plan) -> Value {
         drain: Drain { delay, timeout },
         workers,
         access_log,
-        tracing: Tracing { endpoint, sample_ratio, insecure },
+        tracing:
+            traced @ Tracing { endpoint, ratio: _, follows_parent, insecure, ca_file, identity },
         by_flags,
         probes_on_data,
     } = plan;
@@ -46,7 +47,14 @@ pub fn view(plan: &Plan) -> Value {
         "drain": { "delay": time(*delay), "timeout": time(*timeout) },
         "workers": workers.map_or(json!("auto"), |n| json!(n)),
         "access_log": { "enabled": access_log },
-        "tracing": { "endpoint": endpoint, "sample_ratio": sample_ratio, "insecure": insecure },
+        "tracing": {
+            "endpoint": endpoint,
+            "sample_ratio": traced.sample_ratio(),
+            "follows_parent": follows_parent,
+            "insecure": insecure,
+            "ca_file": ca_file,
+            "certificate_file": identity.as_ref().map(|(certificate, _)| certificate),
+        },
         "by_flags": by_flags,
         "probes_on_data": probes_on_data,
     })
@@ -88,6 +96,7 @@ fn listener(of: &Listener) -> Value {
         http3,
         trusted_proxies,
         proxy_protocol,
+        decision_header_for,
         max_connections,
         limits:
             MessageLimits {
@@ -113,6 +122,7 @@ fn listener(of: &Listener) -> Value {
         "enable_http3": http3,
         "trusted_proxies": texts(trusted_proxies),
         "proxy_protocol": proxy_protocol,
+        "decision_header_for": texts(decision_header_for),
         "max_connections": max_connections,
         "limits": {
             "max_headers": max_headers,

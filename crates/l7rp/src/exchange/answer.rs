@@ -4,12 +4,12 @@ use std::io::Write;
 
 use l7rp_core::failure::{Blame, Failure, Malformed};
 use l7rp_core::http1::body::Body;
-use l7rp_core::http1::encode::line;
+use l7rp_core::http1::encode::{DECISION, line};
 use l7rp_core::http1::request::Method;
 
 use super::client::Client;
 use super::record::Record;
-use super::{Done, Exchange, Next, Workspace};
+use super::{Done, Exchange, Next, Workspace, decision};
 use crate::live::Listener;
 use crate::worker::Worker;
 
@@ -88,6 +88,11 @@ pub async fn refuse(
     }
     if matches!(failure, Failure::RateLimited { .. }) {
         fields.push(("X-RateLimit-Remaining", "0"));
+    }
+    let decision = decision::of(record, client, Some(failure));
+    let decision = String::from_utf8_lossy(&decision);
+    if !decision.is_empty() {
+        fields.push((DECISION, &decision));
     }
     if failure == Failure::MethodRefused {
         fields.push(("Allow", "GET, HEAD, POST, PUT, DELETE, OPTIONS, PATCH"));
@@ -182,7 +187,13 @@ async fn send(
     let used = body_in_rest(x);
     let keep_alive = x.may_keep_alive(client) && used.is_some();
     let to_head = x.incoming.head.method == Method::Head;
-    space.to_client.clear();
+    let decision = decision::of(record, client, None);
+    let decision = String::from_utf8_lossy(&decision);
+    let mut fields = answer.fields.to_vec();
+    if !decision.is_empty() {
+        fields.push((DECISION, &decision));
+    }
+    let answer = &Answer { fields: &fields, ..*answer };
     write(space.to_client, answer, record, keep_alive, to_head);
     record.status = answer.status;
     record.bytes_out = if to_head { 0 } else { answer.body.len() as u64 };

@@ -10,7 +10,7 @@ use l7rp_core::attempts::Plan;
 use l7rp_core::failure::{Blame, Failure, Malformed};
 use l7rp_core::head::{self, Name};
 use l7rp_core::http1::Limits;
-use l7rp_core::http1::encode::{self, Forwarding, values};
+use l7rp_core::http1::encode::{self, Forwarding, TraceFields, values};
 use l7rp_core::http1::request::Method;
 use l7rp_core::http1::response::{Response, parse_response};
 use l7rp_core::names::{Nanos, Status};
@@ -24,6 +24,7 @@ use super::{Exchange, Workspace};
 use crate::config::plan::HostHeader;
 use crate::live::Route;
 use crate::observe::event::Event;
+use crate::observe::tries::Link;
 use crate::stream::Stream;
 use crate::upstream::connection::Connection;
 use crate::upstream::pool::{End, Place, Pool, Upstream};
@@ -43,8 +44,8 @@ pub(super) const MAX_RESPONSE_HEAD: Limits =
 pub struct Lap {
     /// The connection.
     pub connection: Connection,
-    /// It had served before.
-    pub reused: bool,
+    /// What it was like.
+    pub link: Link,
     /// The response's status.
     pub status: Status,
     /// What was read from the upstream; the head is at `head_at`, the body after it.
@@ -59,8 +60,8 @@ pub struct Lap {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fault {
     pub(super) failure: Failure,
-    /// On a connection that had served before.
-    pub(super) reused: bool,
+    /// The connection that it was on.
+    pub(super) link: Option<Link>,
     /// The client has its part in it.
     pub(super) excused: bool,
 }
@@ -74,7 +75,7 @@ impl Fault {
 
 impl From<Failure> for Fault {
     fn from(failure: Failure) -> Self {
-        Self { failure, reused: false, excused: false }
+        Self { failure, link: None, excused: false }
     }
 }
 
@@ -87,6 +88,8 @@ pub(super) struct Attempt<'t, 's, 'a> {
     pub(super) route: &'a Route,
     pub(super) pool: &'a Pool,
     pub(super) id: RequestId,
+    /// The span of the try that is under way.
+    pub(super) span: u64,
     pub(super) deadline: Nanos,
     /// The client was told something that cannot be taken back: an interim response other
     /// than 100 and 103.
@@ -116,9 +119,10 @@ impl Attempt<'_, '_, '_> {
             let (mut connection, reused) = opened.map_err(|failure| {
                 let waited = worker.process.clock.now().since(place.began());
                 let excused = self.is_excused(failure, upload, waited);
-                Fault { failure, reused: false, excused }
+                Fault { failure, link: None, excused }
             })?;
             let began = worker.process.clock.now();
+            let link = Link { reused, age: began.since(connection.opened) };
             upload.restart(began);
             self.write_head(upstream);
             let mut buf = Vec::new();
@@ -135,7 +139,7 @@ impl Attempt<'_, '_, '_> {
                         self.learn(took, now);
                     }
                     let status = self.x.status(self.space.response, &buf[head_at..]);
-                    return Ok(Lap { connection, reused, status, buf, head_at, body_at });
+                    return Ok(Lap { connection, link, status, buf, head_at, body_at });
                 }
                 Err(failure) => {
                     // The upstream has most likely closed it while it was idle, as it may.
@@ -148,7 +152,7 @@ impl Attempt<'_, '_, '_> {
                     if !stale || !plan.repeats_stale(failure, upload.is_replayable()) {
                         report(self.x, self.pool, upstream, failure, &words);
                         let excused = self.is_excused(failure, upload, took);
-                        return Err(Fault { failure, reused, excused });
+                        return Err(Fault { failure, link: Some(link), excused });
                     }
                     (which, first) = (Which::again(failure), false);
                 }
@@ -205,6 +209,7 @@ impl Attempt<'_, '_, '_> {
             client,
             sender: self.sender,
             identity: self.client.identity().map(|identity| &**identity),
+            span: self.span,
         };
         let out = &mut *self.space.to_upstream;
         write_head(out, self.x, self.pool, self.route, upstream, from, &self.id);
@@ -386,6 +391,8 @@ pub(super) struct Origin<'t> {
     pub(super) sender: &'t Sender,
     /// By its certificate.
     pub(super) identity: Option<&'t str>,
+    /// The span that it is sent from, if it is traced.
+    pub(super) span: u64,
 }
 
 /// Writes the request's head as `upstream` gets it.
@@ -410,6 +417,7 @@ pub(super) fn write_head(
     let parts = [upstream.base_path.as_bytes(), target.0, target.1, target.2];
     // `*` has no path to put anything in front of.
     let parts = if incoming.target() == b"*" { &[&b"*"[..]][..] } else { &parts };
+    let traceparent = x.trace.map(|trace| trace.traceparent(from.span));
     let forwarding = Forwarding {
         peer: from.peer,
         client: from.client,
@@ -417,6 +425,10 @@ pub(super) fn write_head(
         peer_is_trusted: from.sender.is_trusted(),
         request_id: id.as_bytes(),
         identity: x.listener.identity_header().zip(from.identity),
+        trace: traceparent.as_ref().map(|traceparent| TraceFields {
+            traceparent,
+            keeps_state: x.trace.is_some_and(|trace| trace.parent.is_some()),
+        }),
     };
     out.clear();
     encode::request(out, buf, head, parts, host, &forwarding, &route.request_changes);

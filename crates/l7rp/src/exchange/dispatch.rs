@@ -3,7 +3,7 @@
 use std::future::poll_fn;
 use std::task::Poll;
 
-use l7rp_core::attempts::{Next, Outcome, Plan, Request, Situation};
+use l7rp_core::attempts::{Next, Outcome, Plan, Request, Situation, Stop};
 use l7rp_core::failure::{Blame, Failure};
 use l7rp_core::head;
 use l7rp_core::http1::body::Body;
@@ -19,6 +19,7 @@ use super::upload::Upload;
 use super::{Exchange, Workspace, grpc, hedge, relay};
 use crate::config::plan::{Algorithm, HashKey};
 use crate::live::Route;
+use crate::observe::tries;
 use crate::upstream::pool::{End, Place, Pool, Wanted};
 
 /// The answer of an upstream, as far as its head.
@@ -74,7 +75,8 @@ pub async fn run<'a>(
     }
     let id = record.id;
     let (told, quiet) = (false, false);
-    let attempt = Attempt { x, client, sender, space, route, pool, id, deadline, told, quiet };
+    let attempt =
+        Attempt { x, client, sender, space, route, pool, id, span: 0, deadline, told, quiet };
     let tried = Tried::new();
     let mut all = Tries { attempt, record, key, tried, may_reuse: true, spare: None };
     let result = all.run(&mut plan, &mut upload).await;
@@ -97,8 +99,7 @@ pub async fn run<'a>(
     match given {
         Ok(Given { place, lap, response, .. }) => {
             *attempt.space.response = response;
-            record.upstream = Some(place.upstream());
-            record.reused = lap.reused;
+            record.uses(&place);
             Ok(Answered { place, lap, upload })
         }
         Err(failure) => {
@@ -143,13 +144,14 @@ impl<'a> Tries<'_, '_, 'a> {
         let mut again = false;
         loop {
             if !plan.may_begin(process.clock.now()) {
+                self.record.stop = last.map(|_| Stop::Deadline);
                 let out_of_time = self.attempt.x.out_of_time(plan.deadline());
                 return Err(last.unwrap_or(out_of_time));
             }
             // Once for each retry: one that is refused there does not go round and round.
             let anywhere = std::mem::take(&mut again);
-            let place = self.take(anywhere).map_err(|none| last.unwrap_or(none))?;
-            let before = self.record.attempts;
+            let place = self.take(anywhere).map_err(|none| self.nobody(last, none))?;
+            let before = self.record.tries.len();
             let result = self.one(place, plan, upload).await;
             let now = process.clock.now();
             let outcome = match &result {
@@ -164,12 +166,12 @@ impl<'a> Tries<'_, '_, 'a> {
                 replayable: upload.is_kept(),
                 told: self.attempt.told,
                 draining: process.is_draining(),
-                tries: self.record.attempts - before,
+                tries: (self.record.tries.len() - before) as u32,
             };
-            let next = match plan.after(outcome, now, situation, fastrand::u64(..)) {
-                Next::Retry(_) if !self.attempt.pool.may_try_again(now) => Next::Give,
-                next => next,
-            };
+            let next = self.affordable(plan.after(outcome, now, situation, fastrand::u64(..)), now);
+            if next == Next::Give && self.record.stop.is_none() {
+                self.record.stop = plan.stop();
+            }
             if before > 0 {
                 self.count_retry(next == Next::Give && result.is_ok());
             }
@@ -186,10 +188,27 @@ impl<'a> Tries<'_, '_, 'a> {
             }
             self.pause(upload, at).await?;
             if process.is_draining() {
+                self.record.stop = Some(Stop::Draining);
                 return Err(last.unwrap_or(Failure::Draining));
             }
             again = true;
         }
+    }
+
+    /// What is to be done next, if the pool's budget allows it.
+    fn affordable(&mut self, next: Next, now: Nanos) -> Next {
+        if matches!(next, Next::Retry(_)) && !self.attempt.pool.may_try_again(now) {
+            self.record.stop = Some(Stop::Budget);
+            return Next::Give;
+        }
+        next
+    }
+
+    /// There is nobody to try: what it comes to, after `last` or for `none`.
+    fn nobody(&mut self, last: Option<Failure>, none: Failure) -> Failure {
+        self.record.refused = self.attempt.pool.refusals(&self.tried);
+        self.record.stop = last.map(|_| Stop::NoUpstream);
+        last.unwrap_or(none)
     }
 
     /// A place at an upstream that was not tried yet. `anywhere`: or at one that was.
@@ -216,11 +235,11 @@ impl<'a> Tries<'_, '_, 'a> {
     /// One try, or two that race.
     async fn one(
         &mut self,
-        place: Place<'a>,
+        mut place: Place<'a>,
         plan: &Plan<'a>,
         upload: &mut Upload,
     ) -> Result<Given<'a>, Failure> {
-        self.record.begins(&place);
+        self.attempt.span = self.record.begins(&mut place, false);
         let x = self.attempt.x;
         let hedge_at = if place.must_be_judged() {
             Nanos::NEVER
@@ -229,7 +248,6 @@ impl<'a> Tries<'_, '_, 'a> {
         };
         self.attempt.quiet = hedge_at != Nanos::NEVER;
         let (mut place, ended) = if hedge_at == Nanos::NEVER {
-            let mut place = place;
             let ended = self.attempt.run(&mut place, upload, plan, self.may_reuse).await;
             (place, ended)
         } else {
@@ -239,13 +257,15 @@ impl<'a> Tries<'_, '_, 'a> {
         };
         match ended {
             Ok(lap) => {
+                self.record.came_on(&place, lap.link);
                 let response = std::mem::take(&mut *self.attempt.space.response);
                 Ok(Given { place, lap, response, sent: upload.is_sent() })
             }
             Err(fault) => {
                 let now = x.worker.process.clock.now();
-                self.record.reused = fault.reused;
-                self.record.upstream_time = Some(place.settle(fault.end(), now));
+                let took = place.settle(fault.end(), now);
+                self.record.uses(&place);
+                self.record.failed(&place, fault, took);
                 Err(fault.failure)
             }
         }
@@ -267,7 +287,8 @@ impl<'a> Tries<'_, '_, 'a> {
     /// Keeps an answer in case that no better one comes.
     fn spare(&mut self, mut given: Given<'a>, now: Nanos) {
         // What it is worth is known: its status.
-        self.record.upstream_time = Some(given.place.settle(End::Answered(given.lap.status), now));
+        let took = given.place.settle(End::Answered(given.lap.status), now);
+        self.record.ends(&given.place, tries::End::Answered(given.lap.status.http), took);
         given.place.rise();
         if let Some(old) = self.spare.replace(given) {
             put_back(self.attempt.x, self.attempt.pool, old);

@@ -26,6 +26,7 @@ use super::open::{Which, open};
 use super::record::{Record, RequestId};
 use super::upload::Upload;
 use crate::live::Route;
+use crate::observe::tries::{self, Link};
 use crate::stream::Stream;
 use crate::upstream::connection::Connection;
 use crate::upstream::pool::{End, Place, Pool, Wanted};
@@ -65,11 +66,10 @@ pub(super) async fn race<'a>(
             Some(ended) => Finish::First(ended),
             None => match second.place(tried) {
                 None => Finish::First(poll_fn(|cx| first.poll(cx)).await),
-                Some(other) => {
-                    record.attempts += 1;
-                    record.hedged = true;
+                Some(mut other) => {
+                    let span = record.begins(&mut other, true);
                     second.stats().hedges.up();
-                    second.run(first, other).await
+                    second.run(record, first, other, span).await
                 }
             },
         }
@@ -85,19 +85,22 @@ pub(super) async fn race<'a>(
                 None => {
                     place.waited(waited, now);
                     place.has_lost();
+                    record.ends(&place, tries::End::Lost, waited);
                 }
                 Some(Ok(lap)) => {
-                    place.settle(End::Answered(lap.status), now);
+                    let took = place.settle(End::Answered(lap.status), now);
+                    record.ends(&place, tries::End::Answered(lap.status.http), took);
                     x.worker.buffers.give(lap.buf);
                 }
                 Some(Err(fault)) => {
-                    place.settle(fault.end(), now);
+                    let took = place.settle(fault.end(), now);
+                    record.failed(&place, fault, took);
                 }
             }
             // What the first had not sent yet must not go out on the second's connection.
             upload.ended(true);
             *attempt.space.response = response;
-            record.upstream = Some(other.upstream());
+            record.uses(&other);
             (other, Ok(lap))
         }
     }
@@ -201,8 +204,10 @@ impl<'t, 'a> Second<'t, 'a> {
     /// Runs both to the end of the race.
     async fn run(
         &self,
+        record: &mut Record<'a>,
         mut first: First<'_, impl Future<Output = Failure>>,
         mut place: Place<'a>,
+        span: u64,
     ) -> Finish<'a> {
         let clock = self.x.worker.process.clock;
         let limit = self.pool.plan.connect_timeout + self.pool.plan.response_header_timeout;
@@ -210,7 +215,7 @@ impl<'t, 'a> Second<'t, 'a> {
         let mut first_ended = None;
         let mut second_ended = None;
         {
-            let mut second = pin!(self.exchange(&mut place));
+            let mut second = pin!(self.exchange(&mut place, span));
             let mut late = pin!(tokio::time::sleep_until(clock.instant(until)));
             poll_fn(|cx| {
                 if let Poll::Ready(ended) = first.poll(cx) {
@@ -238,7 +243,7 @@ impl<'t, 'a> Second<'t, 'a> {
             })
             .await;
         }
-        self.finish(first_ended, second_ended, place)
+        self.finish(record, first_ended, second_ended, place)
     }
 
     fn wins(&self, status: u16) -> bool {
@@ -256,6 +261,7 @@ impl<'t, 'a> Second<'t, 'a> {
     /// Decides, and settles the second where the first counts.
     fn finish(
         &self,
+        record: &mut Record<'a>,
         first: Option<Ended>,
         second: Option<Result<(Lap, Response), Fault>>,
         mut place: Place<'a>,
@@ -275,12 +281,18 @@ impl<'t, 'a> Second<'t, 'a> {
             }
             (Some(first), second) => {
                 match second {
-                    None => place.waited(now.since(place.began()), now),
+                    None => {
+                        let waited = now.since(place.began());
+                        place.waited(waited, now);
+                        record.ends(&place, tries::End::Lost, waited);
+                    }
                     Some(Ok((lap, _))) => {
-                        place.settle(End::Answered(lap.status), now);
+                        let took = place.settle(End::Answered(lap.status), now);
+                        record.ends(&place, tries::End::Answered(lap.status.http), took);
                     }
                     Some(Err(fault)) => {
-                        place.settle(fault.end(), now);
+                        let took = place.settle(fault.end(), now);
+                        record.failed(&place, fault, took);
                     }
                 }
                 if first.as_ref().is_ok_and(|lap| self.wins(lap.status.http)) {
@@ -294,7 +306,7 @@ impl<'t, 'a> Second<'t, 'a> {
     }
 
     /// The second try: a connection, the request, the head of a response.
-    async fn exchange(&self, place: &mut Place<'_>) -> Result<(Lap, Response), Fault> {
+    async fn exchange(&self, place: &mut Place<'_>, span: u64) -> Result<(Lap, Response), Fault> {
         let worker = self.x.worker;
         let clock = worker.process.clock;
         let upstream = place.upstream();
@@ -305,6 +317,7 @@ impl<'t, 'a> Second<'t, 'a> {
             client: &self.client,
             sender: self.sender,
             identity: self.identity.as_deref(),
+            span,
         };
         write_head(&mut head, self.x, self.pool, self.route, upstream, from, &self.id);
         let (mut which, mut first) = (Which::Pooled, true);
@@ -312,13 +325,14 @@ impl<'t, 'a> Second<'t, 'a> {
             let (mut connection, reused) =
                 open(self.x, self.pool, upstream, self.deadline, which).await?;
             let began = clock.now();
+            let link = Link { reused, age: began.since(connection.opened) };
             let mut buf = worker.buffers.small();
             match self.ask(&mut connection, &head, &mut buf).await {
                 Ok((response, head_at, body_at)) => {
                     let now = clock.now();
                     place.head_came(now.since(began), now);
                     let status = self.x.status(&response, &buf[head_at..]);
-                    let lap = Lap { connection, reused, status, buf, head_at, body_at };
+                    let lap = Lap { connection, link, status, buf, head_at, body_at };
                     return Ok((lap, response));
                 }
                 Err(failure) => {
@@ -326,7 +340,7 @@ impl<'t, 'a> Second<'t, 'a> {
                     worker.buffers.give(buf);
                     if !stale {
                         report(self.x, self.pool, upstream, failure, "");
-                        return Err(Fault { failure, reused, excused: false });
+                        return Err(Fault { failure, link: Some(link), excused: false });
                     }
                     // Only what may be done twice is hedged: it is asked anew.
                     (which, first) = (Which::again(failure), false);

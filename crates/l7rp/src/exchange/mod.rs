@@ -4,6 +4,7 @@
 pub mod answer;
 mod attempt;
 pub mod client;
+mod decision;
 mod dispatch;
 mod forwarded;
 mod grpc;
@@ -35,6 +36,7 @@ use l7rp_core::http1::response::Response;
 use l7rp_core::limit::Slots;
 use l7rp_core::names::{Nanos, Status};
 use l7rp_core::route::{self, parse_host};
+use l7rp_core::trace::{Parent, Trace};
 
 use crate::acme;
 use crate::config::plan::Action;
@@ -95,6 +97,8 @@ struct Exchange<'a> {
     is_call: bool,
     /// Until when the client itself wants an answer.
     client_deadline: Nanos,
+    /// Its place in its trace, if requests are traced.
+    trace: Option<Trace>,
 }
 
 /// The buffers for outgoing heads, and the response's head.
@@ -127,6 +131,9 @@ pub async fn run(
         incoming.arrived,
         exchange.request_id(&sender),
     );
+    record.trace = exchange.trace;
+    record.tracer = snapshot.tracer.as_deref();
+    record.scheme = client.scheme();
     record.is_http2 = client.is_http2();
     record.identity = client.identity().cloned();
     let served = {
@@ -164,7 +171,17 @@ impl<'a> Exchange<'a> {
         let timeout = is_call.then(|| grpc::timeout(buf, head)).flatten();
         let client_deadline =
             timeout.map_or(Nanos::NEVER, |timeout| arrived.plus(timeout).plus(GRACE));
-        Self { worker, snapshot, listener, incoming, is_call, client_deadline }
+        let trace = snapshot.tracer.as_ref().and_then(|tracer| {
+            let mut parents = values(buf, &head.fields, Name::Traceparent);
+            // Of two that say something else, neither is believed.
+            let parent = parents.next().filter(|_| parents.next().is_none());
+            let parent = parent.and_then(Parent::parse);
+            let trace =
+                Trace::begin(tracer.sampler(), parent, fastrand::u128(..), fastrand::u64(..));
+            // Nothing is recorded here: the client's own words will do.
+            (trace.is_sampled || parent.is_none()).then_some(trace)
+        });
+        Self { worker, snapshot, listener, incoming, is_call, client_deadline, trace }
     }
 
     async fn serve(

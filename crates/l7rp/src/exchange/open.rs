@@ -93,8 +93,8 @@ fn needs_h1(x: &Exchange<'_>, upstream: &Upstream) -> bool {
 fn shared(x: &Exchange<'_>, pool: &Pool, upstream: &Arc<Upstream>) -> Option<Connection> {
     let worker = x.worker;
     let (now, keep_for) = (worker.process.clock.now(), pool.plan.keepalive.idle_timeout);
-    let stream = worker.h2.take(upstream, now, keep_for)?;
-    Some(Connection::shared(stream, upstream, worker.index))
+    let (stream, opened) = worker.h2.take(upstream, now, keep_for)?;
+    Some(Connection::shared(stream, upstream, worker.index, opened))
 }
 
 fn pooled(
@@ -120,8 +120,8 @@ async fn open_new(
     turn: Option<Turn>,
 ) -> Result<Connection, Failure> {
     let worker = x.worker;
-    let now = worker.process.clock.now();
-    let left = deadline.since(now);
+    let clock = worker.process.clock;
+    let left = deadline.since(clock.now());
     let limit = pool.plan.connect_timeout.min(left);
     let only_h1 = needs_h1(x, upstream);
     let connected = match connect(upstream, limit, only_h1).await {
@@ -133,7 +133,8 @@ async fn open_new(
     };
     match connected {
         Ok(Connected { stream, is_http2 }) => {
-            let connection = Connection::new(stream, upstream, worker.index);
+            let now = clock.now();
+            let connection = Connection::new(stream, upstream, worker.index, now);
             if !is_http2 {
                 return Ok(connection);
             }
@@ -143,7 +144,7 @@ async fn open_new(
                 report(x, pool, upstream, Failure::UpstreamClosed, &e.to_string());
                 Failure::UpstreamClosed
             })?;
-            Ok(Connection::shared(stream, upstream, worker.index))
+            Ok(Connection::shared(stream, upstream, worker.index, now))
         }
         // Others may have more time.
         Err((Failure::ConnectTimeout, _)) if limit == left => Err(x.out_of_time(deadline)),

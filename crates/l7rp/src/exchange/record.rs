@@ -4,15 +4,21 @@
 use std::rc::Rc;
 use std::time::Duration;
 
+use l7rp_core::attempts::Stop;
 use l7rp_core::failure::Failure;
 use l7rp_core::http1::request::{Method, Request};
 use l7rp_core::names::Nanos;
+use l7rp_core::trace::Trace;
+use smallvec::SmallVec;
 
+use super::attempt::Fault;
 use super::grpc;
 use crate::live::{Listener, Route};
 use crate::observe::access_log::Entry;
 use crate::observe::stats::bad_reason_index;
-use crate::upstream::pool::{Place, Pool, Upstream};
+use crate::observe::traces::Tracer;
+use crate::observe::tries::{End, Link, Refusal, Try};
+use crate::upstream::pool::{Place, Pool};
 use crate::worker::Worker;
 
 /// A request id: received or made, at most 128 octets.
@@ -65,16 +71,20 @@ pub struct Record<'a> {
     pub route: Option<&'a Route>,
     /// The pool used.
     pub pool: Option<&'a Pool>,
-    /// Number of tries.
-    pub attempts: u32,
-    /// Two tries have raced.
-    pub hedged: bool,
-    /// The upstream of the try that counts: the current one, or whose response is used.
-    pub upstream: Option<&'a Upstream>,
-    /// That try has used a pooled connection.
-    pub reused: bool,
-    /// From that try's beginning to its end.
-    pub upstream_time: Option<Duration>,
+    /// All tries, in the order in which they began.
+    pub tries: SmallVec<[Try<'a>; 1]>,
+    /// The one that counts: the current one, or whose response is used.
+    used: usize,
+    /// Who could not be chosen, when nobody could.
+    pub refused: Vec<Refusal<'a>>,
+    /// Why there was no other try, if that was a question.
+    pub stop: Option<Stop>,
+    /// Its place in its trace, if it is traced.
+    pub trace: Option<Trace>,
+    /// Who makes its spans.
+    pub tracer: Option<&'a Tracer>,
+    /// How it was asked: `http` or `https`.
+    pub scheme: &'static str,
     /// Octets of request body received.
     pub bytes_in: u64,
     /// Octets of response body sent.
@@ -116,11 +126,13 @@ impl<'a> Record<'a> {
             client_ip,
             route: None,
             pool: None,
-            attempts: 0,
-            hedged: false,
-            upstream: None,
-            reused: false,
-            upstream_time: None,
+            tries: SmallVec::new(),
+            used: 0,
+            refused: Vec::new(),
+            stop: None,
+            trace: None,
+            tracer: None,
+            scheme: "http",
             bytes_in: 0,
             bytes_out: 0,
             status: 0,
@@ -134,11 +146,64 @@ impl<'a> Record<'a> {
         }
     }
 
-    /// A try begins.
-    pub fn begins(&mut self, place: &Place<'a>) {
-        self.attempts += 1;
-        self.upstream = Some(place.upstream());
-        self.reused = false;
+    /// A try begins, which is the one that counts for now; its span, if it has one.
+    pub fn begins(&mut self, place: &mut Place<'a>, is_hedge: bool) -> u64 {
+        let upstream = place.upstream();
+        let is_sampled = self.trace.is_some_and(|trace| trace.is_sampled);
+        // One that is not recorded is the whole hop's.
+        let own = self.trace.map_or(0, |trace| trace.span);
+        let span = if is_sampled { fastrand::u64(1..) } else { own };
+        place.number = self.tries.len();
+        self.used = place.number;
+        self.tries.push(Try {
+            url: &upstream.url,
+            host: &upstream.host,
+            port: upstream.port,
+            began: place.began(),
+            ended: None,
+            link: None,
+            is_hedge,
+            span,
+        });
+        span
+    }
+
+    /// The head of a response has come to the try at `place`, and it counts.
+    pub fn came_on(&mut self, place: &Place<'a>, link: Link) {
+        self.uses(place);
+        if let Some(one) = self.tries.get_mut(place.number) {
+            one.link = Some(link);
+        }
+    }
+
+    /// The try at `place` has come to nothing.
+    pub(super) fn failed(&mut self, place: &Place<'a>, fault: Fault, took: Duration) {
+        self.ends(place, End::Failed(fault.failure), took);
+        if let Some(one) = self.tries.get_mut(place.number) {
+            one.link = fault.link;
+        }
+    }
+
+    /// The try at `place` has ended.
+    pub fn ends(&mut self, place: &Place<'a>, end: End, took: Duration) {
+        if let Some(one) = self.tries.get_mut(place.number) {
+            one.ended = Some((end, took));
+        }
+    }
+
+    /// The try at `place` is the one that counts.
+    pub fn uses(&mut self, place: &Place<'a>) {
+        self.used = place.number;
+    }
+
+    /// The try that counts.
+    pub fn used(&self) -> Option<&Try<'a>> {
+        self.tries.get(self.used)
+    }
+
+    /// Where it came in.
+    pub fn listener(&self) -> &'a Listener {
+        self.listener
     }
 
     /// Whether it is a call of gRPC: the client expects the outcome in a field and not in the
@@ -168,7 +233,14 @@ impl<'a> Record<'a> {
         }
     }
 
-    fn log(&self, took: Duration, status: u16) {
+    /// Writes a line if there is an access log, and spans if it is sampled.
+    fn tell(&self, took: Duration, status: u16) {
+        let process = &self.worker.process;
+        let traced = self.trace.filter(|trace| trace.is_sampled).zip(self.tracer);
+        let is_logged = process.access_log() && (!self.is_noise || self.worker.logs_noise());
+        if !is_logged && traced.is_none() {
+            return;
+        }
         let (method, host, path, protocol) =
             self.head.map_or((&b""[..], &b""[..], &b""[..], "HTTP/1.1"), |(buf, head)| {
                 let target = head.target.of(buf);
@@ -177,7 +249,7 @@ impl<'a> Record<'a> {
                 (head.method_text.of(buf), head.host.of(buf), path, protocol)
             });
         let protocol = if self.is_http2 { "HTTP/2" } else { protocol };
-        self.worker.log(&Entry {
+        let entry = Entry {
             route: self.route.map_or("", |r| &r.plan.name),
             request_id: self.id.as_bytes(),
             method,
@@ -191,14 +263,20 @@ impl<'a> Record<'a> {
             client_ip: &self.client_ip,
             client_identity: self.identity.as_deref().unwrap_or_default(),
             protocol,
-            upstream: self.upstream.map_or("", |u| &u.url),
             pool: self.pool.map_or("", |p| &p.plan.name),
-            attempts: self.attempts,
-            upstream_time: self.upstream_time,
-            hedged: self.hedged,
-            conn_reused: self.reused,
+            tries: &self.tries,
+            used: self.used(),
+            refused: &self.refused,
+            stop: self.stop.map_or("", Stop::name),
+            trace_id: self.trace.filter(|trace| trace.is_sampled).map(|trace| trace.id),
             reason: self.failure.map_or("", |f| f.meaning().reason),
-        });
+        };
+        if is_logged {
+            self.worker.log(&entry);
+        }
+        if let Some((trace, tracer)) = traced {
+            tracer.request(&entry, trace, self.scheme, process.clock);
+        }
     }
 }
 
@@ -218,8 +296,6 @@ impl Drop for Record<'_> {
         };
         let took = self.worker.process.clock.now().since(self.arrived);
         self.count(took, status);
-        if self.worker.process.access_log() && (!self.is_noise || self.worker.logs_noise()) {
-            self.log(took, status);
-        }
+        self.tell(took, status);
     }
 }

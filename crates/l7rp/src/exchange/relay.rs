@@ -17,8 +17,9 @@ use super::client::{Client, poll_write_from, unwritable};
 use super::dispatch::Answered;
 use super::record::Record;
 use super::upload::{MAX_TURNS, Upload, Waits};
-use super::{Done, Exchange, Next, Workspace, grpc};
+use super::{Done, Exchange, Next, Workspace, decision, grpc};
 use crate::live::Route;
+use crate::observe::tries;
 use crate::stream::Stream;
 use crate::upstream::connection::Connection;
 use crate::upstream::pool::{End, Place, Pool};
@@ -91,6 +92,7 @@ pub async fn run<'a>(
             is_http10: x.incoming.head.is_http10,
             keep_alive,
             request_id: record.id.as_bytes(),
+            decision: &decision::of(record, client, None),
         },
         &route.response_changes,
     );
@@ -113,7 +115,8 @@ pub async fn run<'a>(
     let status = Status { grpc: status.grpc.or(download.grpc.filter(|_| x.is_call)), ..status };
     record.grpc_status = status.grpc;
     let end = download.end(result, status);
-    record.upstream_time = Some(place.settle(end, x.worker.process.clock.now()));
+    let took = place.settle(end, x.worker.process.clock.now());
+    record.ends(&place, tried(result, status), took);
     drop(place);
     let reusable = result.is_ok() && upload.is_sent() && response.keep_alive && !download.surplus;
     if reusable {
@@ -128,13 +131,21 @@ pub async fn run<'a>(
         }
         return Err(failure);
     }
-    let next = match (keep_alive, received) {
+    Ok(Done { next: after(keep_alive, received), used })
+}
+
+fn after(keep_alive: bool, received: bool) -> Next {
+    match (keep_alive, received) {
         (true, true) => Next::KeepAlive,
         (false, true) => Next::Close,
         // The client is still sending what nobody wants any more.
         (_, false) => Next::Linger,
-    };
-    Ok(Done { next, used })
+    }
+}
+
+/// How a try ended whose response went to the client.
+fn tried(result: Result<(), Failure>, status: Status) -> tries::End {
+    result.map_or_else(tries::End::Failed, |()| tries::End::Answered(status.http))
 }
 
 /// How long an upstream may be silent in the middle of a body.

@@ -13,9 +13,10 @@ use super::attempt::Lap;
 use super::client::{Client, poll_write_from};
 use super::dispatch::Answered;
 use super::record::Record;
-use super::{Done, Exchange, Next, Workspace};
+use super::{Done, Exchange, Next, Workspace, decision};
 use crate::live::Route;
 use crate::observe::stats::{RouteStats, WorkerStats};
+use crate::observe::tries;
 use crate::stream::Stream;
 use crate::upstream::pool::End;
 use crate::worker::Worker;
@@ -57,10 +58,16 @@ pub(super) async fn run<'a>(
     if used < x.incoming.rest.len() || !client.ahead.is_empty() || client.stream.has_arrived() {
         worker.buffers.give(buf);
         let failure = Failure::BadRequest(Malformed::EarlyUpgrade);
-        record.upstream_time = Some(place.settle(End::Failed(failure), worker.process.clock.now()));
+        let took = place.settle(End::Failed(failure), worker.process.clock.now());
+        record.ends(&place, tries::End::Failed(failure), took);
         return Err(failure);
     }
-    let to = ToClient { is_http10: false, keep_alive: true, request_id: record.id.as_bytes() };
+    let to = ToClient {
+        is_http10: false,
+        keep_alive: true,
+        request_id: record.id.as_bytes(),
+        decision: &decision::of(record, client, None),
+    };
     space.to_client.clear();
     encode::response(
         space.to_client,
@@ -71,7 +78,8 @@ pub(super) async fn run<'a>(
     );
     let now = worker.process.clock.now();
     // Both have agreed: what follows is theirs. The place is held to its end.
-    record.upstream_time = Some(place.settle(End::Answered(101.into()), now));
+    let took = place.settle(End::Answered(101.into()), now);
+    record.ends(&place, tries::End::Answered(101), took);
     record.status = 101;
     let until = now.plus(x.listener.plan.timeouts.write);
     client.write_all(space.to_client, &[], until).await?;

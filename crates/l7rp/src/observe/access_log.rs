@@ -4,11 +4,16 @@ use std::cell::RefCell;
 use std::io::Write;
 use std::time::Duration;
 
+use l7rp_core::trace;
+
 use super::event::{Events, Level, write_timestamp};
+use super::tries::{End, Link, Refusal, Try};
 use crate::clock;
 
 /// Octets of a path, host or method in a line; more are cut.
 const MAX_TEXT: usize = 1024;
+/// Tries in a line, and upstreams that were not tried.
+const MAX_ITEMS: usize = 16;
 /// A worker hands its lines over when it has this many octets of them.
 const CHUNK: usize = 32 << 10;
 
@@ -29,13 +34,25 @@ pub struct Entry<'a> {
     pub client_ip: &'a str,
     pub client_identity: &'a str,
     pub protocol: &'static str,
-    pub upstream: &'a str,
     pub pool: &'a str,
-    pub attempts: u32,
-    pub hedged: bool,
-    pub upstream_time: Option<Duration>,
-    pub conn_reused: bool,
+    /// All tries.
+    pub tries: &'a [Try<'a>],
+    /// The one that counts.
+    pub used: Option<&'a Try<'a>>,
+    /// Upstreams that it could not go to.
+    pub refused: &'a [Refusal<'a>],
+    /// Why there was no other try.
+    pub stop: &'static str,
+    /// If it is sampled.
+    pub trace_id: Option<u128>,
     pub reason: &'static str,
+}
+
+impl Entry<'_> {
+    /// Whether there is nothing to explain.
+    fn is_plain_success(&self) -> bool {
+        self.reason.is_empty() && self.tries.len() <= 1 && self.status < 500
+    }
 }
 
 /// One worker's lines that were not handed over yet.
@@ -101,18 +118,83 @@ fn write_entry(out: &mut Vec<u8>, level: Level, wall_ms: u64, e: &Entry<'_>) {
         text(out, "client_identity", e.client_identity.as_bytes());
     }
     text(out, "protocol", e.protocol.as_bytes());
-    text(out, "upstream", e.upstream.as_bytes());
+    text(out, "upstream", e.used.map_or("", |used| used.url).as_bytes());
     text(out, "pool", e.pool.as_bytes());
-    number(out, "attempts", u64::from(e.attempts));
-    flag(out, "hedged", e.hedged);
-    if let Some(time) = e.upstream_time {
+    number(out, "attempts", e.tries.len() as u64);
+    flag(out, "hedged", e.tries.iter().any(|one| one.is_hedge));
+    if let Some((_, time)) = e.used.and_then(|used| used.ended) {
         millis(out, "upstream_ms", time);
-        flag(out, "conn_reused", e.conn_reused);
     }
+    link(out, e.used.and_then(|used| used.link));
     if !e.reason.is_empty() {
         text(out, "reason", e.reason.as_bytes());
     }
+    if let Some(id) = e.trace_id {
+        let mut digits = [0; 32];
+        trace::write_hex(&mut digits, id);
+        text(out, "trace_id", &digits);
+    }
+    if !e.is_plain_success() {
+        explain(out, e);
+    }
     out.extend_from_slice(b"}\n");
+}
+
+/// Who did what, where that needs to be told.
+fn explain(out: &mut Vec<u8>, e: &Entry<'_>) {
+    list(out, "tries", e.tries, |out, one| {
+        text(out, "upstream", one.url.as_bytes());
+        match one.ended {
+            Some((End::Answered(status), _)) => number(out, "status", u64::from(status)),
+            Some((End::Failed(failure), _)) => {
+                text(out, "error", failure.meaning().reason.as_bytes());
+            }
+            Some((End::Lost, _)) => text(out, "error", b"lost_race"),
+            None => text(out, "error", b"not_ended"),
+        }
+        if let Some((_, took)) = one.ended {
+            millis(out, "ms", took);
+        }
+        link(out, one.link);
+        if one.is_hedge {
+            flag(out, "hedge", true);
+        }
+    });
+    list(out, "not_tried", e.refused, |out, one| {
+        text(out, "upstream", one.url.as_bytes());
+        text(out, "why", one.why.as_bytes());
+    });
+    if !e.stop.is_empty() {
+        text(out, "no_retry", e.stop.as_bytes());
+    }
+}
+
+/// A list of objects, if there are any; of many, the last.
+fn list<T>(out: &mut Vec<u8>, name: &str, all: &[T], each: impl Fn(&mut Vec<u8>, &T)) {
+    if all.is_empty() {
+        return;
+    }
+    key(out, name);
+    let mut before = b'[';
+    for one in &all[all.len().saturating_sub(MAX_ITEMS)..] {
+        out.push(before);
+        before = b',';
+        let begin = out.len();
+        each(out, one);
+        // Every member brings a comma in front of it.
+        if let Some(comma) = out.get_mut(begin) {
+            *comma = b'{';
+        }
+        out.push(b'}');
+    }
+    out.push(b']');
+}
+
+fn link(out: &mut Vec<u8>, link: Option<Link>) {
+    if let Some(Link { reused, age }) = link {
+        flag(out, "conn_reused", reused);
+        millis(out, "conn_age_ms", age);
+    }
 }
 
 fn key(out: &mut Vec<u8>, name: &str) {
@@ -169,17 +251,29 @@ fn text(out: &mut Vec<u8>, name: &str, value: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use l7rp_core::failure::Failure;
+    use l7rp_core::names::Nanos;
     use proptest::prelude::*;
 
-    fn line(path: &[u8]) -> String {
-        let mut out = Vec::new();
-        let entry = Entry {
+    const TRY: Try<'static> = Try {
+        url: "http://127.0.0.1:9001",
+        host: "127.0.0.1",
+        port: 9001,
+        began: Nanos(0),
+        ended: Some((End::Answered(200), Duration::from_millis(5))),
+        link: Some(Link { reused: true, age: Duration::from_micros(1500) }),
+        is_hedge: false,
+        span: 0,
+    };
+
+    fn entry<'a>(path: &'a [u8], tries: &'a [Try<'a>]) -> Entry<'a> {
+        Entry {
             route: "api",
             request_id: b"r1",
             method: b"GET",
             host: b"a.test",
             path,
-            status: 502,
+            status: 200,
             grpc_status: None,
             duration: Duration::from_micros(1_234_567),
             bytes_in: 1,
@@ -187,37 +281,77 @@ mod tests {
             client_ip: "192.0.2.1",
             client_identity: "",
             protocol: "HTTP/1.1",
-            upstream: "http://127.0.0.1:9001",
             pool: "backend",
-            attempts: 2,
-            hedged: false,
-            upstream_time: Some(Duration::from_millis(5)),
-            conn_reused: true,
-            reason: "upstream_closed",
-        };
-        write_entry(&mut out, Level::Error, 0, &entry);
+            tries,
+            used: tries.last(),
+            refused: &[],
+            stop: "",
+            trace_id: None,
+            reason: "",
+        }
+    }
+
+    fn line(entry: &Entry<'_>) -> String {
+        let mut out = Vec::new();
+        write_entry(&mut out, Level::Error, 0, entry);
         String::from_utf8(out).unwrap()
     }
 
     #[test]
     fn a_line_has_every_field() {
         assert_eq!(
-            line(b"/x"),
+            line(&Entry { trace_id: Some(0xab), ..entry(b"/x", &[TRY]) }),
             "{\"time\":\"1970-01-01T00:00:00.000Z\",\"level\":\"error\",\
              \"msg\":\"request_completed\",\"event\":\"request_completed\",\"route\":\"api\",\
              \"request_id\":\"r1\",\"method\":\"GET\",\"host\":\"a.test\",\"path\":\"/x\",\
-             \"status\":502,\"duration_ms\":1234.567,\"bytes_in\":1,\"bytes_out\":2,\
+             \"status\":200,\"duration_ms\":1234.567,\"bytes_in\":1,\"bytes_out\":2,\
              \"client_ip\":\"192.0.2.1\",\"protocol\":\"HTTP/1.1\",\
-             \"upstream\":\"http://127.0.0.1:9001\",\"pool\":\"backend\",\"attempts\":2,\
-             \"hedged\":false,\"upstream_ms\":5.000,\"conn_reused\":true,\
-             \"reason\":\"upstream_closed\"}\n"
+             \"upstream\":\"http://127.0.0.1:9001\",\"pool\":\"backend\",\"attempts\":1,\
+             \"hedged\":false,\"upstream_ms\":5.000,\"conn_reused\":true,\"conn_age_ms\":1.500,\
+             \"trace_id\":\"000000000000000000000000000000ab\"}\n"
         );
+    }
+
+    #[test]
+    fn what_was_no_plain_success_is_explained() {
+        let failed = (End::Failed(Failure::ConnectRefused), Duration::from_micros(100));
+        let tries = [
+            Try { ended: Some(failed), link: None, ..TRY },
+            Try { ended: Some((End::Lost, Duration::from_millis(1))), is_hedge: true, ..TRY },
+            Try { ended: None, link: None, ..TRY },
+        ];
+        let refused = [Refusal { url: "http://b", why: "breaker_open" }];
+        let explained = Entry {
+            status: 502,
+            refused: &refused,
+            stop: "budget",
+            reason: "connect_refused",
+            ..entry(b"/", &tries)
+        };
+        let line = line(&explained);
+        let expected = "\"reason\":\"connect_refused\",\"tries\":[\
+            {\"upstream\":\"http://127.0.0.1:9001\",\"error\":\"connect_refused\",\"ms\":0.100},\
+            {\"upstream\":\"http://127.0.0.1:9001\",\"error\":\"lost_race\",\"ms\":1.000,\
+            \"conn_reused\":true,\"conn_age_ms\":1.500,\"hedge\":true},\
+            {\"upstream\":\"http://127.0.0.1:9001\",\"error\":\"not_ended\"}],\
+            \"not_tried\":[{\"upstream\":\"http://b\",\"why\":\"breaker_open\"}],\
+            \"no_retry\":\"budget\"}\n";
+        assert!(line.ends_with(expected), "{line}");
+        assert!(serde_json::from_str::<serde_json::Value>(&line).is_ok());
+    }
+
+    #[test]
+    fn of_many_tries_the_last_are_told() {
+        let json: serde_json::Value =
+            serde_json::from_str(&line(&entry(b"/", &[TRY; 40]))).unwrap();
+        assert_eq!(json["attempts"], 40);
+        assert_eq!(json["tries"].as_array().map(Vec::len), Some(MAX_ITEMS));
     }
 
     proptest! {
         #[test]
         fn any_octets_make_one_valid_line(path in proptest::collection::vec(any::<u8>(), 0..2000)) {
-            let line = line(&path);
+            let line = line(&entry(&path, &[TRY]));
             prop_assert_eq!(line.matches('\n').count(), 1);
             let json: serde_json::Value = serde_json::from_str(&line).unwrap();
             let expected: String = path.iter().take(MAX_TEXT).map(|&b| char::from(b)).collect();

@@ -118,6 +118,14 @@ pub enum Event {
         error: String,
         next_try: String,
     },
+    TraceExportFailed {
+        endpoint: String,
+        error: String,
+        effect: &'static str,
+    },
+    TraceExportRecovered {
+        endpoint: String,
+    },
     ConfigReloaded {
         cause: &'static str,
         generation: u64,
@@ -229,12 +237,14 @@ impl Event {
             | Self::ProxyStarted { .. }
             | Self::UpstreamResolved { .. }
             | Self::CertificateObtained { .. }
+            | Self::TraceExportRecovered { .. }
             | Self::ConfigReloaded { .. }
             | Self::UpgradeStarted { .. }
             | Self::UpgradeComplete { .. }
             | Self::ShutdownStarted { .. }
             | Self::ShutdownComplete { .. } => Level::Info,
             Self::CertificateFailed { .. }
+            | Self::TraceExportFailed { .. }
             | Self::UpstreamResolveFailed { .. }
             | Self::UpstreamHealthChanged { .. }
             | Self::CircuitBreakerChanged { .. }

@@ -363,12 +363,27 @@ fn own(text: &mut Text, process: &Process) {
         text.sample(name, &[("location", &location)], count);
     }
     reloads(text, process);
+    spans(text, process);
     let name = "proxy_access_log_dropped_total";
     text.family(name, "counter", "Log lines that found no room, or were not worth one.");
     text.sample(name, &[], process.events.log().dropped());
     let name = "proxy_build_info";
     text.family(name, "gauge", "Always 1; the version is a label.");
     text.sample(name, &[("version", env!("CARGO_PKG_VERSION"))], 1);
+}
+
+/// What became of spans, where there are any.
+fn spans(text: &mut Text, process: &Process) {
+    let snapshot = process.snapshot();
+    let Some(tracer) = &snapshot.tracer else { return };
+    let name = "proxy_trace_spans_total";
+    text.family(name, "counter", "Spans for the collector, by what became of them.");
+    let counts = tracer.counts();
+    for (outcome, count) in
+        [("exported", &counts.exported), ("failed", &counts.failed), ("dropped", &counts.dropped)]
+    {
+        text.sample(name, &[("outcome", outcome)], count.load(Relaxed));
+    }
 }
 
 /// What became of the wish for another configuration.

@@ -7,3 +7,5 @@ pub mod log;
 pub mod metrics;
 pub mod panics;
 pub mod stats;
+pub mod traces;
+pub mod tries;

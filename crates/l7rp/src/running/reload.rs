@@ -9,9 +9,11 @@ use std::time::Duration;
 use l7rp_core::names::Nanos;
 use tokio::sync::mpsc;
 
-use super::{AdminSocket, FIRST_ANSWERS, Running, StartError, has_first_answers, open_admin};
+use super::{
+    AdminSocket, FIRST_ANSWERS, Running, StartError, has_first_answers, open_admin, tracer,
+};
 use crate::config::plan::{Bind, Plan};
-use crate::live::{Going, Snapshot};
+use crate::live::{Going, Made, Process, Snapshot};
 use crate::serve::doors::{Opened, already_open, parts};
 use crate::serve::listen::{Bound, overlap};
 use crate::serve::run_worker::Order;
@@ -84,6 +86,10 @@ impl Running {
         let workers_stay = std::mem::replace(&mut plan.workers, workers) != workers;
         let issued = self.acme.open(&plan)?;
         let tls = Material::read(&plan, &self.resumption, &issued)?;
+        let old = self.process.snapshot();
+        let Process { events, clock, .. } = &*self.process;
+        let tracer = tracer(&plan, old.tracer.as_ref(), events, *clock, &self.runtime)?;
+        drop(old);
         let Opening { doors, handles, of_listeners, parts, admin } = self.open_for(&plan)?;
         let was_open = self.doors.len();
         self.doors.extend(doors);
@@ -94,7 +100,7 @@ impl Running {
         }
         let names: Vec<_> = plan.listeners.iter().map(|listener| listener.name.clone()).collect();
         let used: Vec<_> = of_listeners.iter().copied().zip(0..).chain(parts).collect();
-        let new = self.process.prepare(plan, ids, tls);
+        let new = self.process.prepare(plan, Made { doors: ids, tls, tracer });
         self.warm_up(&new);
         let leaving = self.shut_unused(&used, &names, was_open);
         let old = self.process.put_in_force(new);

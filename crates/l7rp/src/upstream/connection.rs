@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use l7rp_core::names::Nanos;
+
 use super::pool::Upstream;
 use crate::observe::stats::UpstreamStats;
 use crate::stream::Stream;
@@ -11,6 +13,8 @@ use crate::stream::Stream;
 pub struct Connection {
     /// To and from the upstream.
     pub stream: Stream,
+    /// When it was opened.
+    pub opened: Nanos,
     upstream: Arc<Upstream>,
     /// Whether it is a connection of its own, and not one request's share of one.
     counted: bool,
@@ -19,14 +23,14 @@ pub struct Connection {
 
 impl Connection {
     /// Counts `stream`, which `worker` has just opened.
-    pub fn new(stream: Stream, upstream: &Arc<Upstream>, worker: usize) -> Self {
+    pub fn new(stream: Stream, upstream: &Arc<Upstream>, worker: usize, now: Nanos) -> Self {
         upstream.stats[worker].connects.up();
-        Self { stream, upstream: upstream.clone(), counted: true, worker }
+        Self { stream, opened: now, upstream: upstream.clone(), counted: true, worker }
     }
 
-    /// One request's share of a connection that carries many.
-    pub fn shared(stream: Stream, upstream: &Arc<Upstream>, worker: usize) -> Self {
-        Self { stream, upstream: upstream.clone(), counted: false, worker }
+    /// One request's share of a connection that carries many, and was `opened` then.
+    pub fn shared(stream: Stream, upstream: &Arc<Upstream>, worker: usize, opened: Nanos) -> Self {
+        Self { stream, opened, upstream: upstream.clone(), counted: false, worker }
     }
 
     /// The counts of its upstream in its worker.

@@ -106,8 +106,13 @@ impl Drop for Shared {
 
 impl Multiplexed {
     /// A request's way on a connection that is there and has room. `keep_for`: how long it may
-    /// be idle after it.
-    pub fn take(&self, upstream: &Upstream, now: Nanos, keep_for: Duration) -> Option<Stream> {
+    /// be idle after it. With it comes when that connection was opened.
+    pub fn take(
+        &self,
+        upstream: &Upstream,
+        now: Nanos,
+        keep_for: Duration,
+    ) -> Option<(Stream, Nanos)> {
         let open = self.open.borrow();
         let all = open.get(&upstream.id)?;
         let usable = all.iter().filter(|one| one.is_usable(upstream));
@@ -116,7 +121,7 @@ impl Multiplexed {
         };
         // The fullest that has room, so that those that are not needed become idle.
         let best = usable.filter(room).max_by_key(|one| one.requests.get())?;
-        Some(begin(best, now, keep_for))
+        Some((begin(best, now, keep_for), best.counted.opened))
     }
 
     /// Speaks HTTP/2 on a new connection, and gives a request's way on it. `keep_for`: how long it

@@ -28,6 +28,8 @@ pub struct Place<'a> {
     seated: bool,
     worker: usize,
     began: Nanos,
+    /// The try's place among those of its request: for whoever has taken this.
+    pub number: usize,
     /// From sending the request to the head of its response.
     latency: Option<Duration>,
 }
@@ -62,6 +64,7 @@ impl<'a> Place<'a> {
             seated: true,
             worker,
             began,
+            number: 0,
             latency: None,
         }
     }

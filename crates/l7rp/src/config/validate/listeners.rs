@@ -61,6 +61,8 @@ fn listener(
         http3: written.enable_http3,
         trusted_proxies,
         proxy_protocol: written.proxy_protocol,
+        decision_header_for: check
+            .cidrs(&written.decision_header_for, &at.key("decision_header_for")),
         max_connections: written.max_connections,
         limits: limits(check, written, &at.key("limits")),
         max_in_flight: written.max_in_flight,
