@@ -19,6 +19,23 @@ pub(crate) fn everything() -> Done {
 
 /// What `cargo xtask test` needs, and no more: cargo-deny takes minutes to compile.
 pub(crate) fn for_tests() -> Done {
+    system_programs()?;
+    python_packages()
+}
+
+/// Packages of Python that Debian does not have, in a folder of this repository's own.
+fn python_packages() -> Done {
+    if tools::has_python_packages() {
+        return Ok(());
+    }
+    let mut pip = command("/usr/bin/python3");
+    pip.args(["-m", "pip", "install", "--quiet", "--upgrade", "--no-warn-script-location"]);
+    pip.env("PIP_ROOT_USER_ACTION", "ignore").args(["--target", tools::PYTHON_FOLDER]);
+    pip.args(tools::PYTHON_PACKAGES);
+    step(&mut pip, "pip must reach its package index; a second try often helps")
+}
+
+fn system_programs() -> Done {
     let missing = tools::missing();
     if missing.is_empty() {
         return Ok(());

@@ -62,7 +62,23 @@ pub(crate) const SYSTEM: &[System] = &[
     tool("strace", "strace", "counts system calls"),
     tool("jq", "jq", "judges JSON output"),
     python("grpc", "python3-grpcio", "a gRPC peer that is not tonic"),
+    python("pip", "python3-pip", "brings what Debian has no package of"),
 ];
+
+/// What the collector of the tests is made of beside the system's Python and its gRPC, as pip
+/// takes it: the definitions that the proxy's own exporter does not share. Pinned, because a later
+/// one may not go with the system's Python.
+pub(crate) const PYTHON_PACKAGES: [&str; 2] = ["opentelemetry-proto==1.45.2", "protobuf==7.36.2"];
+/// The module that they are for.
+const PYTHON_MODULE: &str = "opentelemetry.proto.collector.trace.v1.trace_service_pb2";
+/// Where they are: the tests look there.
+pub(crate) const PYTHON_FOLDER: &str = "target/python";
+
+/// Whether [`PYTHON_PACKAGES`] are there.
+pub(crate) fn has_python_packages() -> bool {
+    let import = format!("import {PYTHON_MODULE}");
+    succeeds(command("/usr/bin/python3").env("PYTHONPATH", PYTHON_FOLDER).args(["-c", &import]))
+}
 
 /// A cargo subcommand that comes as a crate.
 pub(crate) struct Subcommand {
