@@ -319,6 +319,11 @@ impl Process {
     /// Whether the service should be sent traffic: not draining, and some pool that a route
     /// uses has an upstream that can be chosen.
     pub fn is_ready(&self) -> bool {
+        self.why_unready().is_none()
+    }
+
+    /// Why it should not be; `None`: it should.
+    pub fn why_unready(&self) -> Option<&'static str> {
         let snapshot = self.live.load();
         let mut pools = snapshot
             .routes
@@ -333,7 +338,10 @@ impl Process {
             pools.peek().is_none() || pools.any(|pool| pool.has_eligible(self.clock.now()));
         let is_leaving = self.leaving.load(Ordering::Relaxed) || self.is_draining();
         // With a successor, whoever still asks here asks about the service, which goes on.
-        can_answer && (!is_leaving || self.is_succeeded())
+        if is_leaving && !self.is_succeeded() {
+            return Some("the process is shutting down");
+        }
+        (!can_answer).then_some("no pool that a route uses has an upstream that can be chosen")
     }
 }
 

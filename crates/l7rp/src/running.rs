@@ -36,6 +36,8 @@ pub use reload::Reloaded;
 const FIRST_ANSWERS: Duration = Duration::from_secs(1);
 /// How long a process that takes over waits until what worked before works with it.
 const READY_WITHIN: Duration = Duration::from_secs(30);
+/// How often it is looked at whether traffic should be sent here.
+const READINESS_EVERY: Duration = Duration::from_millis(250);
 /// How long the last spans may take.
 const LAST_SPANS: Duration = Duration::from_secs(1);
 /// The name of the admin endpoints' socket.
@@ -238,7 +240,26 @@ pub fn start(
     }
     running.keep_certificates();
     running.announce(max_open_files);
+    running.spawn(tell_readiness(running.process.clone()));
     Ok(running)
+}
+
+/// Tells whenever it changes whether traffic should be sent here.
+async fn tell_readiness(process: Arc<Process>) {
+    let mut before = process.why_unready();
+    let word = |why: Option<&str>| if why.is_none() { "ready" } else { "unready" };
+    loop {
+        tokio::time::sleep(READINESS_EVERY).await;
+        let now = process.why_unready();
+        if now != before {
+            process.events.emit(&Event::ReadinessChanged {
+                from: word(before),
+                to: word(now),
+                why: now.unwrap_or("an upstream can be chosen"),
+            });
+            before = now;
+        }
+    }
 }
 
 /// What makes spans, if `plan` wants any.

@@ -118,6 +118,11 @@ pub enum Event {
         error: String,
         next_try: String,
     },
+    ReadinessChanged {
+        from: &'static str,
+        to: &'static str,
+        why: &'static str,
+    },
     TraceExportFailed {
         endpoint: String,
         error: String,
@@ -233,6 +238,7 @@ impl Event {
     fn level(&self) -> Level {
         match self {
             Self::UpstreamHealthChanged { to: "eligible", .. }
+            | Self::ReadinessChanged { to: "ready", .. }
             | Self::CircuitBreakerChanged { to: "closed" | "half_open", .. }
             | Self::ProxyStarted { .. }
             | Self::UpstreamResolved { .. }
@@ -245,6 +251,7 @@ impl Event {
             | Self::ShutdownComplete { .. } => Level::Info,
             Self::CertificateFailed { .. }
             | Self::TraceExportFailed { .. }
+            | Self::ReadinessChanged { .. }
             | Self::UpstreamResolveFailed { .. }
             | Self::UpstreamHealthChanged { .. }
             | Self::CircuitBreakerChanged { .. }
