@@ -130,6 +130,7 @@ fn object(body: &[u8], keys: &[&str]) -> Result<Map<String, Value>, Answer> {
     let value = serde_json::from_slice(body).map_err(|e| bad(&format!("this is no JSON: {e}")))?;
     let Value::Object(map) = value else { return Err(bad("send a JSON object")) };
     if let Some(key) = map.keys().find(|key| !keys.contains(&key.as_str())) {
+        let key = shortened(key);
         let known = match keys {
             [] => "there are none".to_owned(),
             keys => format!("there are `{}`", keys.join("`, `")),
@@ -175,9 +176,14 @@ fn named<'s>(map: &Map<String, Value>, snapshot: &'s Snapshot) -> Result<Named<'
     Ok(Named { pool, upstream })
 }
 
+fn shortened(word: &str) -> String {
+    const MOST: usize = 100;
+    word.chars().take(MOST).collect()
+}
+
 fn unknown(what: &str, name: &str, known: Vec<&str>) -> Answer {
     const MOST: usize = 20;
-    let name: String = name.chars().take(100).collect();
+    let name = shortened(name);
     let hint = match nearest(&name, known.iter().copied()) {
         Some(near) => format!("did you mean `{near}`?"),
         None if known.is_empty() => "there is none".to_owned(),
