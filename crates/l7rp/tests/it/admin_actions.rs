@@ -254,8 +254,10 @@ fn forced_closed_goes_on_sending_whatever_comes_back() {
 fn holds_survive_reloads_also_under_other_rules() {
     let origins = [(); 3].map(|()| Origin::start(reply::told));
     let [drained, open, closed] = &origins;
+    // By itself none would be open for longer than a moment.
     let file = |keys: &str| {
-        simple(&[drained, open, closed], &format!(", {ROUND_ROBIN}, circuit_breaker: {{ {keys} }}"))
+        let keys = format!("circuit_breaker: {{ open_min: 1ms, open_max: 1ms, {keys} }}");
+        simple(&[drained, open, closed], &format!(", {ROUND_ROBIN}, {keys}"))
     };
     let proxy = start(&file("consecutive_failures: 5"));
     drain(&proxy, drained);
