@@ -13,7 +13,7 @@ use std::time::Duration;
 use l7rp_core::limit::Slots;
 use l7rp_core::names::Nanos;
 use l7rp_core::pick::Seat;
-use l7rp_core::upstream::breaker::{Breaker, Change, Rules, State, Trip, Verdict};
+use l7rp_core::upstream::breaker::{Breaker, Change, Mode, Rules, State, Trip, Verdict};
 use l7rp_core::window::{Ewma, HalfLife};
 use loom::sync::Arc;
 use loom::thread;
@@ -249,6 +249,39 @@ fn a_success_between_failures_in_a_row_resets_or_comes_too_late() {
         assert_eq!(b.join().unwrap(), 0);
         assert_eq!(breaker.state() == State::Open, opened == 1);
         assert!(opened <= 1);
+    });
+}
+
+/// Whatever results and arrivals come at the same time: what it is forced to it is, and stays.
+#[test]
+fn what_is_forced_is_undone_by_nobody() {
+    for (mode, state) in [(Mode::Open, State::Open), (Mode::Closed, State::Closed)] {
+        for verdict in [Success, Failure] {
+            check(THREE, move || {
+                let breaker = open(1);
+                let a = spawn(&breaker, move |breaker| tell(breaker, EDGE, verdict));
+                let b = spawn(&breaker, |breaker| drop(breaker.admit(EDGE)));
+                let (before, _) = breaker.set_mode(mode, EDGE);
+                assert_eq!(before, Mode::Auto);
+                assert_eq!((breaker.mode(), breaker.state()), (mode, state));
+                a.join().unwrap();
+                b.join().unwrap();
+                assert_eq!((breaker.mode(), breaker.state()), (mode, state));
+                assert_eq!(keep(&breaker, LOST), mode == Mode::Closed);
+            });
+        }
+    }
+}
+
+/// Each change of state is told by one of those who made it: they form a chain.
+#[test]
+fn a_forced_change_is_told_once() {
+    check(None, || {
+        let breaker = closed(Trip::Consecutive(1), 1);
+        let other = spawn(&breaker, |breaker| opens(tell(breaker, START, Failure)));
+        let (_, mine) = breaker.set_mode(Mode::Open, START);
+        assert_eq!(opens(mine) + other.join().unwrap(), 1);
+        assert_eq!(breaker.mode(), Mode::Open);
     });
 }
 

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`cli`] | arguments; one file for each subcommand |
 //! | [`config`] | the configuration as written, as meant, and what is wrong with it |
+//! | [`orders`] | what the admin endpoints ask of the main thread |
 //! | [`running`] | starts workers and control thread, and stops them |
 //! | [`systemd`], [`handover`] | the service manager; sockets of the process before this one |
 //! | [`live`] | the snapshot in force |
@@ -32,6 +33,7 @@ pub mod lifecycle;
 mod limiter;
 pub mod live;
 pub mod observe;
+pub mod orders;
 pub mod pipe;
 pub mod running;
 pub mod serve;

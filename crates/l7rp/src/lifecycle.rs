@@ -2,6 +2,7 @@
 
 mod signals;
 mod upgrade;
+mod weight;
 
 use std::path::PathBuf;
 use std::pin::pin;
@@ -12,14 +13,16 @@ use std::time::Duration;
 
 use l7rp_core::names::Nanos;
 use rustix::process::{Pid, kill_process};
+use tokio::sync::{mpsc, oneshot};
 
 use crate::clock::wall_ms;
 use crate::config::watch::{Known, Watch, look_at};
 use crate::config::{Diff, Places, Plan, view};
 use crate::handover::label;
 use crate::live::{Going, Process};
-use crate::observe::event::{AllChanges, Changes, Event, Events, Level};
+use crate::observe::event::{AllChanges, BY_ADMIN, Changes, Event, Events, Level};
 use crate::observe::log::Log;
+use crate::orders::{Order, Outcome};
 use crate::running::{self, Reloaded, Running};
 use crate::serve::doors::Given;
 use crate::systemd::{self, Notify};
@@ -134,7 +137,9 @@ async fn run(task: Task, events: &Arc<Events>) -> Result<ExitCode, String> {
     if let Some(every) = systemd::watchdog_interval() {
         running.spawn(keep_watched(running.process().clone(), every));
     }
-    let mut service = Service { running, source, watch, manager, events: events.clone() };
+    let orders = running.process().desk.open();
+    let events = events.clone();
+    let mut service = Service { running, source, watch, orders, manager, events };
     let why = service.serve(&mut signals).await;
     Ok(service.drain(&mut signals, why).await)
 }
@@ -167,12 +172,27 @@ struct Service {
     running: Running,
     source: Source,
     watch: Option<Watch>,
+    /// From the admin endpoints.
+    orders: mpsc::Receiver<Order>,
     manager: Notify,
     events: Arc<Events>,
 }
 
+/// Why the configuration is read again.
+struct Cause {
+    word: &'static str,
+    /// Who asked for it over the admin address, and waits to be answered.
+    asked: Option<(String, oneshot::Sender<Outcome>)>,
+}
+
+impl From<&'static str> for Cause {
+    fn from(word: &'static str) -> Self {
+        Self { word, asked: None }
+    }
+}
+
 impl Service {
-    /// Does what signals ask for, until one ends it; why.
+    /// Does what signals and orders ask for, until a signal ends it; why.
     async fn serve(&mut self, signals: &mut Signals) -> &'static str {
         loop {
             let cause = tokio::select! {
@@ -182,9 +202,17 @@ impl Service {
                         Some(why) => return why,
                         None => continue,
                     },
-                    Wish::Reload => "SIGHUP",
+                    Wish::Reload => Cause::from("SIGHUP"),
                 },
-                () = changed(&mut self.watch) => "file",
+                () = changed(&mut self.watch) => Cause::from("file"),
+                Some(order) = self.orders.recv() => match order {
+                    Order::Reload { by, reply } => Cause { word: BY_ADMIN, asked: Some((by, reply)) },
+                    Order::Weight { weight, by, reply } => {
+                        // Whoever asked may have left; it is done all the same.
+                        let _ = reply.send(self.weigh(&weight, by));
+                        continue;
+                    }
+                },
             };
             if let Some(why) = self.reload(cause, signals).await {
                 return why;
@@ -194,7 +222,7 @@ impl Service {
 
     /// Reads the configuration again and puts it in force, or says why not. `Some`: the process
     /// is to end, and why.
-    async fn reload(&mut self, cause: &'static str, signals: &mut Signals) -> Option<&'static str> {
+    async fn reload(&mut self, cause: Cause, signals: &mut Signals) -> Option<&'static str> {
         let process = self.running.process().clone();
         let mut began = process.clock.now();
         self.manager.reloading();
@@ -229,12 +257,7 @@ impl Service {
     }
 
     /// Tells what a reload has come to.
-    fn tell(
-        &self,
-        cause: &'static str,
-        began: Nanos,
-        done: Result<(Reloaded, Vec<String>), Vec<String>>,
-    ) {
+    fn tell(&self, cause: Cause, began: Nanos, done: Result<(Reloaded, Vec<String>), Vec<String>>) {
         let process = self.running.process();
         let now = process.clock.now();
         let in_force = done.as_ref().map_or(now, |(done, _)| done.in_force);
@@ -243,20 +266,33 @@ impl Service {
         reloads.duration.record(took);
         reloads.last_failed.store(done.is_err(), Relaxed);
         let took_ms = millis(took);
-        match done {
+        let (by, reply) = cause.asked.unzip();
+        let cause = cause.word;
+        let outcome = match done {
             Ok((done, warnings)) => {
                 reloads.ok.up();
                 reloads.last_success_ms.store(wall_ms(), Relaxed);
                 self.manager.ready(&serving(&self.running));
-                self.events.emit(&told(cause, took_ms, &done, warnings, &process.snapshot().plan));
+                let changes = Box::new(changes(&done, &process.snapshot().plan));
+                let generation = done.generation;
+                let (saw, all) = (warnings.clone(), changes.clone());
+                self.events.emit(&told(cause, by, took_ms, &done, saw, all));
+                Outcome::Ok { generation, took_ms, warnings, changes }
             }
             Err(errors) => {
                 reloads.rejected.up();
                 let generation = process.generation();
                 let why = errors.first().map_or("", String::as_str);
                 self.manager.ready(&format!("{}; reload refused: {why}", serving(&self.running)));
-                self.events.emit(&Event::ConfigRejected { cause, generation, took_ms, errors });
+                let saw = errors.clone();
+                let event = Event::ConfigRejected { cause, by, generation, took_ms, errors: saw };
+                self.events.emit(&event);
+                Outcome::Rejected { generation, took_ms, errors }
             }
+        };
+        if let Some(reply) = reply {
+            // Whoever asked may have left.
+            let _ = reply.send(outcome);
         }
     }
 
@@ -322,6 +358,8 @@ impl Service {
 
     /// Drains and stops; the exit code.
     async fn drain(mut self, signals: &mut Signals, why: &'static str) -> ExitCode {
+        // Who waits for something else is told that it will not be done.
+        drop(self.orders);
         let process = self.running.process().clone();
         let mut plan = process.snapshot().plan.drain.clone();
         if why == UPGRADED {
@@ -404,20 +442,19 @@ fn millis(took: Duration) -> f64 {
     (took.as_secs_f64() * 1e6).round() / 1000.0
 }
 
-/// What a reload has changed and what it has cost.
+/// What a reload has changed and what it has cost, in a line.
 fn told(
     cause: &'static str,
+    by: Option<String>,
     took_ms: f64,
     done: &Reloaded,
     warnings: Vec<String>,
-    plan: &Plan,
+    changes: Box<AllChanges>,
 ) -> Event {
-    let diff = Diff::between(&view(&done.before.plan), &view(plan));
-    let mut needs_restart = diff.needs_restart();
-    needs_restart.extend(done.workers_stay.then(|| "workers".to_owned()));
     let Going { connections, tunnels, requests, .. } = done.going;
     Event::ConfigReloaded {
         cause,
+        by,
         generation: done.generation,
         took_ms,
         kept_connections: connections.saturating_sub(done.leaving),
@@ -426,14 +463,22 @@ fn told(
         in_flight: requests,
         closed: done.closed,
         warnings,
-        changes: Box::new(AllChanges {
-            listeners: Changes::of(&diff.listeners),
-            routes: Changes::of(&diff.routes),
-            pools: Changes::of(&diff.pools),
-            upstreams: Changes::of(&diff.upstreams),
-            settings: diff.settings.iter().map(|change| change.key.clone()).collect(),
-            needs_restart,
-        }),
+        changes,
+    }
+}
+
+/// What is not as it was before.
+fn changes(done: &Reloaded, plan: &Plan) -> AllChanges {
+    let diff = Diff::between(&view(&done.before.plan), &view(plan));
+    let mut needs_restart = diff.needs_restart();
+    needs_restart.extend(done.workers_stay.then(|| "workers".to_owned()));
+    AllChanges {
+        listeners: Changes::of(&diff.listeners),
+        routes: Changes::of(&diff.routes),
+        pools: Changes::of(&diff.pools),
+        upstreams: Changes::of(&diff.upstreams),
+        settings: diff.settings.iter().map(|change| change.key.clone()).collect(),
+        needs_restart,
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use arc_swap::ArcSwap;
 use l7rp_core::attempts;
 use l7rp_core::http1::{Limits, encode::Changes};
-use l7rp_core::limit::Slots;
+use l7rp_core::limit::{Bucket, Slots};
 use l7rp_core::names::Nanos;
 use l7rp_core::route::{self, Table};
 
@@ -19,6 +19,7 @@ use crate::limiter::Limiter;
 use crate::observe::event::Events;
 use crate::observe::stats::{Count, ListenerStats, Reloads, RouteStats, WorkerStats};
 use crate::observe::traces::Tracer;
+use crate::orders::Desk;
 use crate::tls::{Material, Originator, Terminator};
 use crate::upstream::pool::{Making, Pool};
 
@@ -184,6 +185,10 @@ pub struct Process {
     pub panics: crate::observe::panics::Panics,
     /// What reloads have come to.
     pub reloads: Reloads,
+    /// Where the admin endpoints leave what only the main thread can do.
+    pub desk: Desk,
+    /// How often the token of the admin endpoints may be guessed wrong.
+    pub guesses: Bucket,
     /// What workers count beside what belongs to routes, upstreams and listeners.
     pub counts: Vec<WorkerStats>,
     /// What pools are made with.
@@ -225,6 +230,8 @@ impl Process {
             access_log: AtomicBool::new(snapshot.plan.access_log),
             panics: crate::observe::panics::Panics::default(),
             reloads: Reloads::default(),
+            desk: Desk::default(),
+            guesses: Bucket::default(),
             counts: (0..workers).map(|_| WorkerStats::default()).collect(),
             making,
             tokens: Arc::default(),

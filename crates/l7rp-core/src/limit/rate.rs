@@ -105,6 +105,11 @@ impl Bucket {
     pub fn try_take(&self, rate: &Rate, now: Nanos) -> Decision {
         rate.take(&self.due, now)
     }
+
+    /// Whether [`Bucket::try_take`] would let a request pass.
+    pub fn has_token(&self, rate: &Rate, now: Nanos) -> bool {
+        rate.judge(self.due.load(SeqCst), now).is_ok()
+    }
 }
 
 impl Default for Bucket {
@@ -158,6 +163,8 @@ mod tests {
             (SECOND + 3 * tenth + tenth / 2, refused(tenth / 2)),
             (100 * SECOND, allowed(2)), // full again, and no fuller
         ] {
+            let passes = matches!(want, Decision::Allowed { .. });
+            assert_eq!(bucket.has_token(&rate, Nanos(now)), passes, "{now}");
             assert_eq!(bucket.try_take(&rate, Nanos(now)), want, "{now}");
         }
     }

@@ -12,6 +12,9 @@
 //! Each transition begins a new generation. A permit knows the generation that it was given
 //! in, and its result counts in no other: who was let in before the breaker opened can neither
 //! close it nor keep it open.
+//!
+//! An operator can force it open or closed: then neither results nor time change anything until
+//! it is left to itself again, when it begins anew.
 
 mod ring;
 mod word;
@@ -72,6 +75,18 @@ pub enum State {
     Open,
     /// Lets a few in, to see how they end.
     HalfOpen,
+}
+
+/// Who decides what a breaker does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// Results and time.
+    #[default]
+    Auto,
+    /// It is forced open: nobody is let in.
+    Open,
+    /// It is forced closed: everybody is let in, and no result changes anything.
+    Closed,
 }
 
 /// How a request ended, as far as its upstream is to blame.
@@ -168,7 +183,8 @@ impl Breaker {
         }
     }
 
-    /// A breaker under other rules that takes over from `old`, as a reload wants it: open stays
+    /// A breaker under other rules that takes over from `old`, as a reload wants it: forced stays
+    /// forced; open stays
     /// open to the same end, unless `rules` allow no open time of that length; half-open is
     /// tested anew by the next request; how often it has opened is kept, and so are failures in
     /// a row. Results counted for a ratio are not: they were counted by other rules.
@@ -184,6 +200,7 @@ impl Breaker {
     pub fn adopt(&self, old: &Self, now: Nanos) {
         let was = old.load();
         let end = match was.state() {
+            _ if was.mode() != Mode::Auto => None,
             State::Closed => None,
             State::Open => Some(old.wait_until(was).min(now.plus(self.open_max))),
             State::HalfOpen => Some(now),
@@ -197,6 +214,29 @@ impl Breaker {
     /// Changes after what time a probe is taken to be lost.
     pub fn set_probe_timeout(&self, timeout: Duration) {
         self.probe_timeout.store(timeout.as_nanos() as u64, Relaxed);
+    }
+
+    /// Forces it, or leaves it to itself again: then it is closed and has seen nothing. What was
+    /// let in before changes nothing any more. The mode before, and the transition if that is one.
+    pub fn set_mode(&self, mode: Mode, now: Nanos) -> (Mode, Option<Change>) {
+        let mut word = self.load();
+        loop {
+            if mode != Mode::Auto && word.mode() == mode {
+                return (mode, None);
+            }
+            self.closed_since.fetch_max(now.0, Relaxed);
+            let next = word.set_to(mode);
+            match self.exchange(word, next) {
+                Ok(()) => return (word.mode(), change(word, next, None)),
+                Err(seen) => word = seen,
+            }
+        }
+    }
+
+    /// Who decides what it does.
+    #[must_use]
+    pub fn mode(&self) -> Mode {
+        self.load().mode()
     }
 
     /// Lets a request in, or does not. While it is half-open, no more than the configured
@@ -233,7 +273,8 @@ impl Breaker {
     }
 
     /// From when on it admits if nothing but time passes: at the end of the open time, or when
-    /// all probes are out and will be taken to be lost. `None`: it admits now.
+    /// all probes are out and will be taken to be lost. `None`: it admits now. Forced open, it
+    /// never does.
     #[must_use]
     pub fn admits_at(&self) -> Option<Nanos> {
         let word = self.load();
@@ -264,6 +305,7 @@ impl Breaker {
     fn wait_until(&self, word: Word) -> Nanos {
         let stirred = Nanos(self.stirred.load(Relaxed));
         match word.state() {
+            State::Open if word.mode() == Mode::Open => Nanos::NEVER,
             State::Open => Nanos(word.end(millis(stirred)).saturating_mul(1_000_000)),
             State::Closed | State::HalfOpen => {
                 stirred.plus(Duration::from_nanos(self.probe_timeout.load(Relaxed)))
@@ -286,6 +328,7 @@ impl Breaker {
         draw: u64,
     ) -> Option<(Word, Option<Duration>)> {
         match (word.state(), verdict) {
+            _ if word.mode() != Mode::Auto => None,
             (State::Closed, Verdict::Success) => {
                 (word.failures() > 0).then(|| (word.with_failures(0), None))
             }

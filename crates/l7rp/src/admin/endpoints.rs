@@ -2,6 +2,7 @@
 
 use l7rp_core::http1::request::Method;
 
+use super::actions;
 use super::http::{Answer, Asked, JSON};
 use crate::config;
 use crate::live::Process;
@@ -10,6 +11,7 @@ use crate::observe::metrics;
 pub(super) async fn answer(asked: &Asked<'_>, process: &Process) -> Answer {
     match asked.method {
         Method::Get | Method::Head => look(asked.path, process),
+        Method::Post => actions::answer(asked, process).await,
         _ => Answer::text("405 Method Not Allowed", ""),
     }
 }
@@ -30,10 +32,16 @@ fn look(path: &[u8], process: &Process) -> Answer {
         b"/livez" => Answer::text("204 No Content", ""),
         b"/readyz" if process.is_ready() => Answer::text("204 No Content", ""),
         b"/-/ready" | b"/readyz" => Answer::text("503 Service Unavailable", "no backend ready\n"),
-        b"/" => Answer::text(
-            "200 OK",
-            "/metrics /-/healthz /-/ready /-/version /-/plan /livez /readyz\n",
-        ),
+        b"/-/log-level" => actions::show_log_level(process),
+        b"/" => {
+            let looks = "/metrics /-/healthz /-/ready /-/version /-/plan /livez /readyz";
+            let posts = actions::PATHS.join(" ");
+            Answer::text("200 OK", format!("{looks}\nPOST: {posts}\n"))
+        }
+        _ if actions::PATHS.iter().any(|known| known.as_bytes() == path) => {
+            let answer = Answer::text("405 Method Not Allowed", "this is for POST\n");
+            Answer { fields: "Allow: POST\r\n", ..answer }
+        }
         _ => Answer::text("404 Not Found", "not found\n"),
     }
 }

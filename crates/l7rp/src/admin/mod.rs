@@ -5,7 +5,11 @@
 //! |---|---|
 //! | `http` | one request off the wire, one answer onto it |
 //! | `endpoints` | which answer |
+//! | `access` | who may change something |
+//! | `actions` | what can be changed |
 
+mod access;
+mod actions;
 mod endpoints;
 mod http;
 
@@ -16,16 +20,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
+use tokio::time::timeout;
 
 use crate::live::Process;
 use crate::serve::listen::{Accepting, Bound};
 use crate::stream::Stream;
-use http::Reader;
+use http::{Answer, Reader};
 
 /// Connections served at once; more wait.
 const MAX_CONNECTIONS: usize = 64;
-/// For one request, from the first octet to the last of its answer.
+/// For one request to come, and for its answer to be taken.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// For what is asked to be done: reading the configuration may take half of it, and so may the
+/// process that is about to take over.
+const DONE_WITHIN: Duration = Duration::from_mins(1);
 /// Accepting pauses for so long when this machine lacks something.
 const SHORTAGE_PAUSE: Duration = Duration::from_millis(50);
 
@@ -78,15 +86,7 @@ pub async fn serve(socket: Bound, process: Arc<Process>) {
 /// Serves one connection; `peer`: its other end, `None` on a Unix-domain socket.
 async fn connection(mut stream: Stream, peer: Option<IpAddr>, process: &Process) {
     let mut reader = Reader::default();
-    loop {
-        // A scraper that stops in the middle costs a place for this long.
-        match tokio::time::timeout(PATIENCE, exchange(&mut stream, &mut reader, peer, process))
-            .await
-        {
-            Ok(Some(())) => {}
-            Ok(None) | Err(_) => return,
-        }
-    }
+    while exchange(&mut stream, &mut reader, peer, process).await.is_some() {}
 }
 
 /// Serves one request; `None`: it was the last.
@@ -96,15 +96,20 @@ async fn exchange(
     peer: Option<IpAddr>,
     process: &Process,
 ) -> Option<()> {
-    let asked = match reader.next(stream, peer).await? {
+    // Who stops in the middle costs a place for this long.
+    let asked = match timeout(PATIENCE, reader.next(stream, peer)).await.ok()?? {
         Ok(asked) => asked,
         Err(answer) => {
-            http::write(stream, &answer, false, false).await?;
+            let _ = timeout(PATIENCE, http::write(stream, &answer, false, false)).await;
             return None;
         }
     };
-    let answer = endpoints::answer(&asked, process).await;
+    let answer = timeout(DONE_WITHIN, endpoints::answer(&asked, process)).await;
+    let answer = answer.unwrap_or_else(|_| {
+        let words = "it is not done yet, and may still be: the log will say\n";
+        Answer::text("504 Gateway Timeout", words)
+    });
     let keep = asked.keep_alive && !process.is_succeeded();
-    http::write(stream, &answer, keep, asked.is_head).await?;
+    timeout(PATIENCE, http::write(stream, &answer, keep, asked.is_head)).await.ok()??;
     keep.then_some(())
 }

@@ -245,11 +245,14 @@ impl Default for MessageLimitsSection {
 pub struct AdminSection {
     /// Address; empty: nowhere.
     pub bind: String,
+    /// File with the token that those who change something must show, unless they come by a
+    /// Unix-domain socket; absent: changes are taken from this machine only.
+    pub token_file: Option<String>,
 }
 
 impl Default for AdminSection {
     fn default() -> Self {
-        Self { bind: "127.0.0.1:9090".into() }
+        Self { bind: "127.0.0.1:9090".into(), token_file: None }
     }
 }
 

@@ -30,6 +30,7 @@ pub fn from_flags(listen: &str, backends: &str, max_in_flight: u32) -> Result<Pl
             tcp_listeners: Vec::new(),
             tcp_pools: Vec::new(),
             admin: super::validate::bind("127.0.0.1:9090").ok(),
+            admin_token: None,
             max_in_flight,
             drain: Drain { delay: secs(0), timeout: secs(10) },
             workers: None,

@@ -2,6 +2,7 @@
 //! rule checked. Plans are compared with `==`; a reload is the difference of two plans.
 
 mod tls;
+mod token;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -11,6 +12,7 @@ use ipnet::IpNet;
 use serde::Serialize;
 
 pub use tls::{Autocert, Certificate, ClientAuth, ListenerTls, TlsVersion, UpstreamTls};
+pub use token::AdminToken;
 
 /// A whole, valid configuration.
 #[derive(Clone, Debug, PartialEq)]
@@ -27,6 +29,9 @@ pub struct Plan {
     pub tcp_pools: Vec<TcpPool>,
     /// Where metrics and health of the proxy itself are served; `None`: nowhere.
     pub admin: Option<Bind>,
+    /// What those who change something there over TCP must show; `None`: they must come from this
+    /// machine.
+    pub admin_token: Option<AdminToken>,
     /// Requests in progress in the whole process; 0: no limit.
     pub max_in_flight: u32,
     /// How to stop.

@@ -6,6 +6,7 @@ mod files;
 mod positions;
 mod refused;
 mod robust;
+mod token;
 mod view;
 
 use std::path::Path;

@@ -79,6 +79,9 @@ pub fn plan(reading: &Reading, tree: &Tree, base: &Path, files: Files) -> Checke
     if let Some(bind) = &admin {
         binds.add_bind(&mut check, bind, &at);
     }
+    let token_at = root.key("admin").key("token_file");
+    let admin_token = file.admin.token_file.as_deref();
+    let admin_token = admin_token.and_then(|written| check.token(written, &token_at));
     let drain_at = root.key("drain");
     let drain = Drain {
         delay: check.time(file.drain.delay, &drain_at.key("delay")),
@@ -91,6 +94,7 @@ pub fn plan(reading: &Reading, tree: &Tree, base: &Path, files: Files) -> Checke
         tcp_listeners,
         tcp_pools,
         admin,
+        admin_token,
         max_in_flight: file.limits.max_in_flight,
         drain,
         workers: check.workers(file.workers.0),

@@ -27,6 +27,7 @@ pub fn view(plan: &Plan) -> Value {
         tcp_listeners,
         tcp_pools,
         admin,
+        admin_token,
         max_in_flight,
         drain: Drain { delay, timeout },
         workers,
@@ -42,7 +43,11 @@ pub fn view(plan: &Plan) -> Value {
         "routes": routes.iter().map(|one| route(one, plan)).collect::<Vec<_>>(),
         "tcp_listeners": tcp_listeners.iter().map(|one| tcp_listener(one, plan)).collect::<Vec<_>>(),
         "tcp_pools": tcp_pools.iter().map(tcp_pool).collect::<Vec<_>>(),
-        "admin": { "bind": admin.as_ref().map(ToString::to_string) },
+        "admin": {
+            "bind": admin.as_ref().map(ToString::to_string),
+            // Not even a digest: who can read it could guess.
+            "token_file": admin_token.as_ref().map(|token| token.path.to_string_lossy()),
+        },
         "limits": { "max_in_flight": max_in_flight },
         "drain": { "delay": time(*delay), "timeout": time(*timeout) },
         "workers": workers.map_or(json!("auto"), |n| json!(n)),

@@ -145,6 +145,7 @@ fn files(plan: &Plan) -> Vec<PathBuf> {
         files.extend(tls.ca_file.clone());
         files.extend(tls.client_cert.clone().into_iter().flat_map(|(cert, key)| [cert, key]));
     }
+    files.extend(plan.admin_token.iter().map(|token| token.path.clone()));
     files
 }
 

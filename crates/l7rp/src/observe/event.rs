@@ -131,8 +131,55 @@ pub enum Event {
     TraceExportRecovered {
         endpoint: String,
     },
+    UpstreamDrained {
+        pool: String,
+        upstream: String,
+        from: &'static str,
+        to: &'static str,
+        why: &'static str,
+        by: String,
+    },
+    UpstreamUndrained {
+        pool: String,
+        upstream: String,
+        from: &'static str,
+        to: &'static str,
+        why: &'static str,
+        by: String,
+    },
+    UpstreamWeightChanged {
+        pool: String,
+        upstream: String,
+        from: u32,
+        to: u32,
+        why: &'static str,
+        by: String,
+        /// The one that is in force with it.
+        generation: u64,
+    },
+    CircuitBreakerForced {
+        pool: String,
+        upstream: String,
+        /// `open`, `closed`, or `auto`: nobody forced it.
+        from: &'static str,
+        to: &'static str,
+        /// What it was itself.
+        state_from: &'static str,
+        state_to: &'static str,
+        why: &'static str,
+        by: String,
+    },
+    LogLevelChanged {
+        from: &'static str,
+        to: &'static str,
+        why: &'static str,
+        by: String,
+    },
     ConfigReloaded {
         cause: &'static str,
+        /// Who asked for it over the admin address.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        by: Option<String>,
         generation: u64,
         took_ms: f64,
         kept_connections: u64,
@@ -148,6 +195,8 @@ pub enum Event {
     },
     ConfigRejected {
         cause: &'static str,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        by: Option<String>,
         /// The one that stays in force.
         generation: u64,
         took_ms: f64,
@@ -244,6 +293,10 @@ impl Event {
             | Self::UpstreamResolved { .. }
             | Self::CertificateObtained { .. }
             | Self::TraceExportRecovered { .. }
+            | Self::UpstreamUndrained { .. }
+            | Self::UpstreamWeightChanged { .. }
+            | Self::CircuitBreakerForced { to: "auto", .. }
+            | Self::LogLevelChanged { .. }
             | Self::ConfigReloaded { .. }
             | Self::UpgradeStarted { .. }
             | Self::UpgradeComplete { .. }
@@ -255,6 +308,8 @@ impl Event {
             | Self::UpstreamResolveFailed { .. }
             | Self::UpstreamHealthChanged { .. }
             | Self::CircuitBreakerChanged { .. }
+            | Self::UpstreamDrained { .. }
+            | Self::CircuitBreakerForced { .. }
             | Self::UpstreamError { .. }
             | Self::AcceptFailed { .. }
             | Self::ReloadIgnored { .. }
@@ -268,6 +323,9 @@ impl Event {
         }
     }
 }
+
+/// The reason of what somebody did over the admin address.
+pub const BY_ADMIN: &str = "admin";
 
 /// Where events go, and from which severity on.
 #[derive(Debug)]
@@ -301,12 +359,25 @@ impl Events {
         Level::from_u8(self.least.load(Relaxed))
     }
 
-    /// Writes one event.
-    pub fn emit(&self, event: &Event) {
-        let level = event.level();
-        if level < self.least() {
-            return;
+    /// Changes the least severity that is written. That it was is always written.
+    pub fn set_least(&self, level: Level, by: String) -> Level {
+        let before = Level::from_u8(self.least.swap(level as u8, Relaxed));
+        if before != level {
+            let (from, to) = (before.name(), level.name());
+            self.write(&Event::LogLevelChanged { from, to, why: BY_ADMIN, by });
         }
+        before
+    }
+
+    /// Writes one event, if it is severe enough.
+    pub fn emit(&self, event: &Event) {
+        if event.level() >= self.least() {
+            self.write(event);
+        }
+    }
+
+    fn write(&self, event: &Event) {
+        let level = event.level();
         let named = serde_json::to_value(event).unwrap_or_default();
         let msg = named.get("event").and_then(|v| v.as_str()).unwrap_or("event");
         let line = Line { time: timestamp(clock::wall_ms()), level: level.name(), msg, event };

@@ -64,6 +64,13 @@ impl Lineage {
         work()
     }
 
+    /// Has `work` done with all generations, oldest first, while nobody else makes bits.
+    pub(super) fn in_all(&self, work: impl FnOnce(&[Arc<Pool>])) {
+        let generations = lock(&self.generations);
+        let all: Vec<_> = generations.iter().filter_map(Weak::upgrade).collect();
+        work(&all);
+    }
+
     /// Makes the bits of `upstream` anew.
     pub(super) fn refresh(&self, upstream: &Upstream) {
         refresh(&lock(&self.generations), upstream);

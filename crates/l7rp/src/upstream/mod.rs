@@ -3,6 +3,7 @@
 pub mod connect;
 pub mod connection;
 pub mod h2;
+pub mod hold;
 pub mod idle;
 pub mod lineage;
 mod member;

@@ -286,6 +286,11 @@ impl Pool {
             })
             .min();
         match soonest {
+            // Forced open: nobody knows until when.
+            Some(Nanos::NEVER) => {
+                let wait = self.plan.breaker.open_max.as_secs_f64().ceil().max(1.0);
+                Failure::BreakerOpen { wait: wait as u32 }
+            }
             Some(at) => {
                 // The end is rounded up to a ms; a second more would be too much to wait for that.
                 let wait = at.since(now).saturating_sub(Duration::from_millis(1));
@@ -378,10 +383,15 @@ impl Pool {
         self.primary.get(ix) || self.backup.get(ix)
     }
 
+    /// How many may, as far as anybody has looked.
+    pub fn eligible(&self) -> usize {
+        self.primary.count() + self.backup.count()
+    }
+
     /// Whether any may, now.
     pub fn has_eligible(&self, now: Nanos) -> bool {
         self.wake(now);
-        self.primary.count() + self.backup.count() > 0
+        self.eligible() > 0
     }
 }
 

@@ -1,5 +1,5 @@
-//! What is known of an upstream beside its breaker: whether its name has addresses, and what
-//! probes say.
+//! What is known of an upstream beside its breaker: whether its name has addresses, what probes
+//! say, and whether an operator has taken it out.
 
 use l7rp_core::upstream::health::Health;
 
@@ -12,6 +12,8 @@ pub(super) struct Standing {
     pub(super) resolved: bool,
     /// What is asked of it, and what the answers say; `None`: nobody probes it.
     pub(super) checked: Option<(Checks, Health)>,
+    /// An operator wants no new requests to go there.
+    pub(super) drained: bool,
 }
 
 impl Standing {
@@ -22,7 +24,7 @@ impl Standing {
                 Health::new(checks.plan.healthy_threshold, checks.plan.unhealthy_threshold);
             (checks, health)
         });
-        Self { resolved, checked }
+        Self { resolved, checked, drained: false }
     }
 
     /// Has it judged by `checks` from now on. What is known stays known where the same is asked;
@@ -55,7 +57,7 @@ impl Standing {
 
     /// Whether it may be chosen if its breaker agrees.
     pub(super) fn is_well(&self) -> bool {
-        self.resolved && self.is_healthy()
+        self.resolved && !self.drained && self.is_healthy()
     }
 
     /// Whether probes, if there are any, say so.

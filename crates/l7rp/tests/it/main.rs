@@ -16,6 +16,8 @@ mod abuse_reload_state;
 mod abuse_upgrade;
 mod acme;
 mod acme_kit;
+mod admin_access;
+mod admin_actions;
 mod backup;
 mod balancing;
 mod bodies;

@@ -3,6 +3,7 @@ use std::sync::atomic::AtomicU32;
 
 use super::*;
 
+mod forced;
 mod model;
 mod taking_over;
 

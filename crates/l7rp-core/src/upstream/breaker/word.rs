@@ -1,4 +1,4 @@
-use super::State;
+use super::{Mode, State};
 
 /// All of a breaker that must change together: state 2 bits, generation 20, trips in a row 5,
 /// payload 37.
@@ -8,6 +8,7 @@ use super::State;
 /// | closed | failures in a row |
 /// | open | end of the open time, in ms |
 /// | half-open | how many were ever let in (13 bits), probes out or succeeded (12), succeeded (12) |
+/// | forced | 1: open; 0: closed |
 ///
 /// The first of the three only makes each admission a new word: a thread that found all probes
 /// out, and out for too long, must not act on that when one has since come back and another
@@ -22,6 +23,11 @@ pub(super) const GENERATION_BITS: u32 = 20;
 const TRIPS_BITS: u32 = 5;
 const PAYLOAD_BITS: u32 = 37;
 const PROBE_BITS: u32 = 12;
+
+const CLOSED: u64 = 0;
+const OPEN: u64 = 1;
+const HALF_OPEN: u64 = 2;
+const FORCED: u64 = 3;
 
 /// How many probes can be counted.
 pub(super) const MAX_PROBES: u32 = (1 << PROBE_BITS) - 1;
@@ -39,10 +45,20 @@ impl Word {
     }
 
     pub(super) fn state(self) -> State {
-        match self.0 >> (64 - 2) {
-            0 => State::Closed,
-            1 => State::Open,
-            _ => State::HalfOpen,
+        match self.kind() {
+            CLOSED => State::Closed,
+            OPEN => State::Open,
+            HALF_OPEN => State::HalfOpen,
+            _ if self.payload() == 0 => State::Closed,
+            _ => State::Open,
+        }
+    }
+
+    pub(super) fn mode(self) -> Mode {
+        match (self.kind(), self.state()) {
+            (FORCED, State::Closed) => Mode::Closed,
+            (FORCED, _) => Mode::Open,
+            _ => Mode::Auto,
         }
     }
 
@@ -100,17 +116,26 @@ impl Word {
 
     /// The next generation: closed.
     pub(super) fn closed(self) -> Self {
-        self.next(State::Closed, self.trips(), 0)
+        self.next(CLOSED, self.trips(), 0)
+    }
+
+    /// The next generation: what somebody wants it to be, with no trips behind it.
+    pub(super) fn set_to(self, mode: Mode) -> Self {
+        match mode {
+            Mode::Auto => self.next(CLOSED, 0, 0),
+            Mode::Closed => self.next(FORCED, 0, 0),
+            Mode::Open => self.next(FORCED, 0, 1),
+        }
     }
 
     /// The next generation: open until `end` ms.
     pub(super) fn opened(self, trips: u32, end: u64) -> Self {
-        self.next(State::Open, trips, end)
+        self.next(OPEN, trips, end)
     }
 
     /// The next generation: half-open with one probe out.
     pub(super) fn half_opened(self) -> Self {
-        self.next(State::HalfOpen, self.trips(), 0).probe_admitted()
+        self.next(HALF_OPEN, self.trips(), 0).probe_admitted()
     }
 
     /// One more trip in a row; beyond 31 they are not told apart.
@@ -127,14 +152,13 @@ impl Word {
         Self(self.0 & !mask | payload & mask)
     }
 
-    fn next(self, state: State, trips: u32, payload: u64) -> Self {
-        let state = match state {
-            State::Closed => 0,
-            State::Open => 1,
-            State::HalfOpen => 2,
-        };
+    fn kind(self) -> u64 {
+        self.0 >> (64 - 2)
+    }
+
+    fn next(self, kind: u64, trips: u32, payload: u64) -> Self {
         let generation = (u64::from(self.generation()) + 1) & ((1 << GENERATION_BITS) - 1);
-        let head = (state << GENERATION_BITS | generation) << TRIPS_BITS | u64::from(trips);
+        let head = (kind << GENERATION_BITS | generation) << TRIPS_BITS | u64::from(trips);
         Self(head << PAYLOAD_BITS).with_payload(payload)
     }
 }
@@ -164,6 +188,16 @@ mod tests {
         let closed = half.closed();
         assert_eq!((closed.state(), closed.generation(), closed.trips()), (State::Closed, 3, 31));
         assert_eq!(closed.failures(), 0);
+        for (mode, state) in [(Mode::Open, State::Open), (Mode::Closed, State::Closed)] {
+            let forced = open.set_to(mode);
+            assert_eq!((forced.mode(), forced.state()), (mode, state));
+            assert_eq!((forced.generation(), forced.trips()), (2, 0));
+            let auto = forced.set_to(Mode::Auto);
+            assert_eq!(
+                (auto.mode(), auto.state(), auto.generation()),
+                (Mode::Auto, State::Closed, 3)
+            );
+        }
     }
 
     #[test]

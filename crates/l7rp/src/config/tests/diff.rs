@@ -256,7 +256,7 @@ fn each_single_setting_that_changes_is_found_and_nothing_else() {
     let mut ways = Vec::new();
     leaves(&view, &[], &mut ways);
     ways.retain(|way| !view[&way[0]].is_array());
-    assert_eq!(ways.len(), 13, "{ways:?}");
+    assert_eq!(ways.len(), 14, "{ways:?}");
     for way in ways {
         let mut new = view.clone();
         let place = new.pointer_mut(&format!("/{}", way.join("/"))).expect("it is there");

@@ -1,14 +1,22 @@
 //! Files that a configuration names: read as the proxy reads them, so that what is wrong is told
 //! before anything is changed.
 
+use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::{Check, Complaint};
 use crate::clock::wall_ms;
 use crate::config::Files;
 use crate::config::file::KeyPath;
+use crate::config::plan::AdminToken;
 use crate::tls::TlsError;
 use crate::tls::files::{self, Chain, Named};
+
+/// Characters of a token: fewer can be guessed.
+const SHORTEST_TOKEN: usize = 16;
+/// Octets of its file; a larger one is something else.
+const LARGEST_TOKEN: u64 = 4 << 10;
 
 /// A file that is mentioned, and where.
 pub(super) struct Mention<'a> {
@@ -85,9 +93,63 @@ impl Check<'_> {
         }
     }
 
+    /// The token of the admin endpoints.
+    pub(super) fn token(&mut self, written: &str, at: &KeyPath) -> Option<AdminToken> {
+        if written.is_empty() {
+            self.wrong(at, "`token_file` is empty");
+            return None;
+        }
+        let path = self.path(written);
+        let secret = match self.files {
+            Files::Check => self.or_complain(token(&path, written), at)?,
+            Files::Ignore => String::new(),
+        };
+        Some(AdminToken::new(path, secret))
+    }
+
     fn read<T>(&mut self, read: Result<T, TlsError>, at: &KeyPath) -> Option<T> {
         self.or_complain(read.map_err(Complaint::from), at)
     }
+}
+
+/// Reads a token. What is in the file is never repeated in a message.
+fn token(path: &Path, name: &str) -> Result<String, Complaint> {
+    const MAKE: &str = "make one: `(umask 077; head -c 32 /dev/urandom | base64 > FILE)`";
+    let unreadable = |e: io::Error| Complaint::new(format!("cannot read `{name}`: {e}"));
+    // A pipe would be waited for.
+    if !std::fs::metadata(path).map_err(unreadable)?.is_file() {
+        return Err(Complaint::new(format!("`{name}` is no regular file")));
+    }
+    let file = std::fs::File::open(path).map_err(unreadable)?;
+    let mode = file.metadata().map_err(unreadable)?.mode() & 0o7777;
+    if mode & 0o006 != 0 {
+        let message =
+            format!("`{name}` is open to everybody on this machine: its mode is {mode:04o}");
+        return Err(Complaint::new(message).help("chmod 0600, or 0640 with a group of its own"));
+    }
+    let mut bytes = Vec::new();
+    file.take(LARGEST_TOKEN + 1).read_to_end(&mut bytes).map_err(unreadable)?;
+    let token = bytes.trim_ascii();
+    if bytes.len() as u64 > LARGEST_TOKEN {
+        let message = format!("`{name}` is too large for a token: more than {LARGEST_TOKEN} bytes");
+        return Err(Complaint::new(message));
+    }
+    if token.is_empty() {
+        return Err(Complaint::new(format!("`{name}` is empty")).help(MAKE));
+    }
+    if token.len() < SHORTEST_TOKEN {
+        let (least, is) = (SHORTEST_TOKEN, token.len());
+        let message =
+            format!("the token in `{name}` must have at least {least} characters, has {is}");
+        return Err(Complaint::new(message).help(MAKE));
+    }
+    if !token.iter().all(u8::is_ascii_graphic) {
+        let message = format!("the token in `{name}` has characters that no HTTP field can carry");
+        return Err(
+            Complaint::new(message).help("one line of letters, digits and signs, no blanks")
+        );
+    }
+    Ok(String::from_utf8_lossy(token).into_owned())
 }
 
 fn named<'a>(written: &Mention<'a>, path: Option<&'a Path>) -> Option<Named<'a>> {
