@@ -66,6 +66,11 @@ impl Rate {
         Decision::Allowed { remaining: (left / self.interval) as u32 }
     }
 
+    /// What [`Rate::take`] would decide, without taking.
+    pub(super) fn peek(&self, due: u64, now: Nanos) -> Decision {
+        self.judge(due, now).map_or_else(|refused| refused, |next| self.allowed(next, now))
+    }
+
     /// Takes a token where `due` is the theoretical arrival time. Exact, however many threads
     /// do it.
     pub(super) fn take(&self, due: &AtomicU64, now: Nanos) -> Decision {
@@ -104,6 +109,12 @@ impl Bucket {
     /// or the hours that a token took may go on being owed where it now takes a millisecond.
     pub fn try_take(&self, rate: &Rate, now: Nanos) -> Decision {
         rate.take(&self.due, now)
+    }
+
+    /// What [`Bucket::try_take`] would decide now. Nothing is taken.
+    #[must_use]
+    pub fn peek(&self, rate: &Rate, now: Nanos) -> Decision {
+        rate.peek(self.due.load(SeqCst), now)
     }
 }
 

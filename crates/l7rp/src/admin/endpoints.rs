@@ -4,13 +4,27 @@ use l7rp_core::http1::request::Method;
 
 use super::http::{Answer, Asked, JSON};
 use crate::config;
+use crate::explain::explain;
 use crate::live::Process;
 use crate::observe::metrics;
 
 pub(super) async fn answer(asked: &Asked<'_>, process: &Process) -> Answer {
     match asked.method {
         Method::Get | Method::Head => look(asked.path, process),
+        // It changes nothing: it is a look that needs more room than a target has.
+        Method::Post if asked.path == b"/-/explain" => explained(asked.body, process),
         _ => Answer::text("405 Method Not Allowed", ""),
+    }
+}
+
+/// What would become of the request in `body`.
+fn explained(body: &[u8], process: &Process) -> Answer {
+    let explained = serde_json::from_slice(body)
+        .map_err(|e| e.to_string())
+        .and_then(|asked| explain(&process.snapshot(), Some(process), &asked));
+    match explained {
+        Ok(explanation) => Answer::json(&explanation),
+        Err(why) => Answer::text("400 Bad Request", why + "\n"),
     }
 }
 
@@ -23,20 +37,17 @@ fn look(path: &[u8], process: &Process) -> Answer {
         }
         b"/-/healthz" => Answer::text("200 OK", "ok\n"),
         b"/-/ready" if process.is_ready() => Answer::text("200 OK", "ready\n"),
-        b"/-/version" => {
-            Answer::text("200 OK", concat!("l7rp ", env!("CARGO_PKG_VERSION"), "\n"))
-        }
+        b"/-/version" => Answer::text("200 OK", concat!("l7rp ", env!("CARGO_PKG_VERSION"), "\n")),
         b"/-/plan" => {
             Answer::new("200 OK", JSON, format!("{}\n", config::view(&process.snapshot().plan)))
         }
         b"/livez" => Answer::text("204 No Content", ""),
         b"/readyz" if process.is_ready() => Answer::text("204 No Content", ""),
-        b"/-/ready" | b"/readyz" => {
-            Answer::text("503 Service Unavailable", "no backend ready\n")
-        }
-        b"/" => {
-            Answer::text("200 OK", "/metrics /-/healthz /-/ready /-/version /-/plan /livez /readyz\n")
-        }
+        b"/-/ready" | b"/readyz" => Answer::text("503 Service Unavailable", "no backend ready\n"),
+        b"/" => Answer::text(
+            "200 OK",
+            "/metrics /-/healthz /-/ready /-/version /-/plan /-/explain /livez /readyz\n",
+        ),
         _ => Answer::text("404 Not Found", "not found\n"),
     }
 }

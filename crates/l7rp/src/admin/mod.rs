@@ -80,7 +80,8 @@ async fn connection(mut stream: Stream, peer: Option<IpAddr>, process: &Process)
     let mut reader = Reader::default();
     loop {
         // A scraper that stops in the middle costs a place for this long.
-        match tokio::time::timeout(PATIENCE, exchange(&mut stream, &mut reader, peer, process)).await
+        match tokio::time::timeout(PATIENCE, exchange(&mut stream, &mut reader, peer, process))
+            .await
         {
             Ok(Some(())) => {}
             Ok(None) | Err(_) => return,

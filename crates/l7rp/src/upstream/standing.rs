@@ -12,6 +12,8 @@ pub(super) struct Standing {
     pub(super) resolved: bool,
     /// What is asked of it, and what the answers say; `None`: nobody probes it.
     pub(super) checked: Option<(Checks, Health)>,
+    /// Why it was last judged to be unwell, as long as it is.
+    pub(super) why: String,
 }
 
 impl Standing {
@@ -22,7 +24,7 @@ impl Standing {
                 Health::new(checks.plan.healthy_threshold, checks.plan.unhealthy_threshold);
             (checks, health)
         });
-        Self { resolved, checked }
+        Self { resolved, checked, why: String::new() }
     }
 
     /// Has it judged by `checks` from now on. What is known stays known where the same is asked;
