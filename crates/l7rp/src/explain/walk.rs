@@ -350,7 +350,7 @@ impl<'a> Walk<'a> {
             Ok(())
         };
         self.out.pool = Some(view);
-        let says = if result.is_ok() { "one of the pool's" } else { "nobody can be chosen" };
+        let says = if result.is_ok() { "one of the pool" } else { "nobody can be chosen" };
         self.judged("upstream", result, says.to_owned())
     }
 }
