@@ -1,5 +1,6 @@
 //! An explanation says what the code that serves does.
 
+use std::fmt::Write;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -60,9 +61,8 @@ fn yaml(rules: &[Rule]) -> String {
             if header { ", header_predicates: [{ name: x-canary, value: '1' }]" } else { "" };
         let deny = if denies { ", deny: [10.0.0.0/8]" } else { "" };
         let path = PATHS[path];
-        text += &format!(
-            "- {{ name: r{n}, pool: p, path_prefix: '{path}'{host}{method}{listener}{header}{deny} }}\n"
-        );
+        let keys = [&host, &method, &listener, header, deny].concat();
+        let _ = writeln!(text, "- {{ name: r{n}, pool: p, path_prefix: '{path}'{keys} }}");
     }
     text
 }
@@ -222,4 +222,46 @@ routes: [{ name: r, pool: p, middleware: [{ rate_limit: { per_ip_rps: 0.001, bur
     }
     let told = look().verdict;
     assert_eq!((told.status, told.reason.as_deref()), (Some(429), Some("rate_limited")));
+}
+
+#[test]
+fn a_long_request_is_not_told_anew_for_each_route() {
+    let mut yaml = "listeners: [{ name: web, bind: '127.0.0.1:80' }]\nroutes:\n".to_owned();
+    for n in 0..500 {
+        let _ =
+            writeln!(yaml, "- {{ name: r{n}, path_prefix: /r{n}, respond: {{ status: 200 }} }}");
+    }
+    let process = process(&yaml);
+    let url = format!("http://a/{}", "x".repeat(16_000));
+    let told = explain(&process.snapshot(), Some(&process), &asked(&url, &[])).unwrap();
+    assert_eq!((told.routes.len(), told.verdict.status), (500, Some(404)));
+    assert!(serde_json::to_string(&told).unwrap().len() < 250_000);
+}
+
+#[test]
+fn the_choice_is_told_in_shares() {
+    let process = process(
+        "listeners: [{ name: web, bind: '127.0.0.1:80' }]
+upstream_pools:
+- name: p
+  selector: { algorithm: least-conn }
+  upstreams:
+  - { url: 'http://127.0.0.1:1' }
+  - { url: 'http://127.0.0.1:2' }
+  - { url: 'http://127.0.0.1:3', max_in_flight: 1 }
+  - { url: 'http://127.0.0.1:4', backup: true }
+routes: [{ name: r, pool: p }]
+",
+    );
+    let snapshot = process.snapshot();
+    assert!(snapshot.pools[0].upstreams[2].seat.enter());
+    let told = explain(&snapshot, Some(&process), &asked("http://a/", &[])).unwrap();
+    let upstreams = told.pool.unwrap().upstreams;
+    let shares: Vec<_> = upstreams.iter().map(|u| u.chosen.unwrap()).collect();
+    assert!((shares.iter().sum::<f64>() - 1.0).abs() < 1e-9, "{shares:?}");
+    assert!(shares[0] > 0.3 && shares[1] > 0.3 && shares[2..] == [0.0, 0.0], "{shares:?}");
+    let why = |ix: usize| upstreams[ix].live.as_ref().unwrap().obstacle.clone();
+    assert_eq!(why(0), None);
+    assert_eq!(why(2).as_deref(), Some("it is at its max_in_flight"));
+    assert_eq!(why(3).as_deref(), Some("it stands by while another is eligible"));
 }

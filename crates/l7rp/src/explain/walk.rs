@@ -174,8 +174,8 @@ impl<'a> Walk<'a> {
         let host = lossy(self.incoming.head.host.of(self.incoming.buf));
         let facts = Facts {
             host: if host.is_empty() { "a request without one".to_owned() } else { host },
-            path: lossy(self.incoming.path()),
-            method: lossy(self.incoming.head.method_text.of(self.incoming.buf)),
+            path: short(self.incoming.path()),
+            method: short(self.incoming.head.method_text.of(self.incoming.buf)),
             taken: taken.unwrap_or_default(),
             snapshot,
         };
@@ -410,4 +410,14 @@ fn field_changes(add: &[(String, String)], remove: &[String], guarded: &[String]
     let parts = parts.iter().filter(|(_, names)| !names.is_empty());
     let parts: Vec<_> = parts.map(|(verb, names)| format!("{verb} {}", names.join(", "))).collect();
     parts.join("; ")
+}
+
+/// As much of what a request says as is told for each route.
+fn short(octets: &[u8]) -> String {
+    const MOST: usize = 200;
+    let mut text = lossy(&octets[..octets.len().min(MOST)]);
+    if octets.len() > MOST {
+        text.push('…');
+    }
+    text
 }
