@@ -53,7 +53,9 @@ impl Rules {
         self.methods.iter().any(|m| m.as_bytes() == method)
     }
 
-    fn may_hedge(&self, method: &[u8]) -> bool {
+    /// Whether two tries of a request with this method may race.
+    #[must_use]
+    pub fn may_hedge(&self, method: &[u8]) -> bool {
         let races = !self.hedge_after.is_zero() || self.hedge_after_percentile > 0.0;
         races && self.hedgeable.iter().any(|m| m.as_bytes() == method)
     }

@@ -10,6 +10,7 @@
 //! | [`live`] | the snapshot in force |
 //! | [`serve`] | sockets and protocols: octets ⇄ exchanges |
 //! | [`exchange`] | one exchange, from head to last octet: read `exchange/mod.rs` first |
+//! | [`explain`] | what would become of a request, and why: asks what the exchange asks |
 //! | [`acme`] | certificates that a CA issues while the proxy runs |
 //! | [`tls`] | certificates and keys; handshakes with clients and upstreams |
 //! | [`upstream`] | pools, connections, names |
@@ -26,6 +27,7 @@ pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod exchange;
+pub mod explain;
 pub mod handover;
 mod holder;
 pub mod http2;

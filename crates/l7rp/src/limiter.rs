@@ -49,17 +49,35 @@ impl Limiter {
     pub fn admit(&self, who: impl FnOnce() -> Option<IpAddr>, now: Nanos) -> Result<(), u32> {
         let decision = match &self.counted {
             Counted::Everybody(bucket) => bucket.try_take(&self.rate, now),
-            Counted::EachClient(buckets) => {
-                // Peers without an address, on a Unix-domain socket, are one client.
-                let key = who().map_or(u128::MAX, client_key);
-                buckets.try_take(key, &self.rate, now)
-            }
+            Counted::EachClient(buckets) => buckets.try_take(key(who()), &self.rate, now),
         };
-        match decision {
-            Decision::Allowed { .. } => Ok(()),
-            Decision::Refused { retry_after } => {
-                Err(retry_after.as_secs_f64().ceil().clamp(1.0, f64::from(u32::MAX)) as u32)
-            }
+        allowed(decision).map(|_| ())
+    }
+
+    /// What [`Limiter::admit`] would say now, and how many more could follow. Nothing is counted.
+    ///
+    /// # Errors
+    /// Seconds until the next would be let in.
+    pub fn look(&self, who: Option<IpAddr>, now: Nanos) -> Result<u32, u32> {
+        let decision = match &self.counted {
+            Counted::Everybody(bucket) => bucket.peek(&self.rate, now),
+            Counted::EachClient(buckets) => buckets.peek(key(who), &self.rate, now),
+        };
+        allowed(decision)
+    }
+}
+
+/// Peers without an address, on a Unix-domain socket, are one client.
+fn key(who: Option<IpAddr>) -> u128 {
+    who.map_or(u128::MAX, client_key)
+}
+
+/// How many more could follow, or in how many seconds one could.
+fn allowed(decision: Decision) -> Result<u32, u32> {
+    match decision {
+        Decision::Allowed { remaining } => Ok(remaining),
+        Decision::Refused { retry_after } => {
+            Err(retry_after.as_secs_f64().ceil().clamp(1.0, f64::from(u32::MAX)) as u32)
         }
     }
 }

@@ -51,6 +51,20 @@ impl Buckets {
     ///
     /// All keys of a table have the same rate; see [`Bucket`](super::Bucket) about changing it.
     pub fn try_take(&self, key: u128, rate: &Rate, now: Nanos) -> Decision {
+        let (set, tag) = self.place_of(key);
+        set.try_take(tag, rate, now)
+    }
+
+    /// What [`Buckets::try_take`] would decide now, if nobody else asks meanwhile. Nothing is
+    /// taken, and nobody moves in or out.
+    #[must_use]
+    pub fn peek(&self, key: u128, rate: &Rate, now: Nanos) -> Decision {
+        let (set, tag) = self.place_of(key);
+        let due = set.way_of(tag).map_or_else(|| set.least().1, |way| latest(&set.due[way]));
+        rate.peek(due, now)
+    }
+
+    fn place_of(&self, key: u128) -> (&Set, u64) {
         let mut hasher = SipHasher::new_with_keys(self.secret[0], self.secret[1]);
         hasher.write_u128(key);
         let hash = hasher.finish();
@@ -58,7 +72,7 @@ impl Buckets {
         let set = &self.sets[hash as usize & (self.sets.len() - 1)];
         // All of the hash is the tag, so two clients are taken for one with a chance of 2⁻⁶⁴ for
         // each pair. 0 is nobody.
-        set.try_take(hash.max(1), rate, now)
+        (set, hash.max(1))
     }
 }
 

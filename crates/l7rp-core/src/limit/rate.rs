@@ -66,6 +66,11 @@ impl Rate {
         Decision::Allowed { remaining: (left / self.interval) as u32 }
     }
 
+    /// What [`Rate::take`] would decide, without taking.
+    pub(super) fn peek(&self, due: u64, now: Nanos) -> Decision {
+        self.judge(due, now).map_or_else(|refused| refused, |next| self.allowed(next, now))
+    }
+
     /// Takes a token where `due` is the theoretical arrival time. Exact, however many threads
     /// do it.
     pub(super) fn take(&self, due: &AtomicU64, now: Nanos) -> Decision {
@@ -106,9 +111,10 @@ impl Bucket {
         rate.take(&self.due, now)
     }
 
-    /// Whether [`Bucket::try_take`] would let a request pass.
-    pub fn has_token(&self, rate: &Rate, now: Nanos) -> bool {
-        rate.judge(self.due.load(SeqCst), now).is_ok()
+    /// What [`Bucket::try_take`] would decide now. Nothing is taken.
+    #[must_use]
+    pub fn peek(&self, rate: &Rate, now: Nanos) -> Decision {
+        rate.peek(self.due.load(SeqCst), now)
     }
 }
 

@@ -45,6 +45,19 @@ impl Slots {
         self.used.load(Relaxed)
     }
 
+    /// The limit; 0: none.
+    #[must_use]
+    pub fn max(&self) -> u32 {
+        self.max.load(Relaxed)
+    }
+
+    /// Whether [`Slots::try_enter`] would succeed now.
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        let max = self.max();
+        max == 0 || self.used() < max
+    }
+
     /// Changes the limit and keeps the count, as a reload does. Those above a lower limit stay.
     pub fn set_max(&self, max: u32) {
         self.max.store(max, Relaxed);
@@ -62,9 +75,10 @@ mod tests {
         let slots = Slots::new(2);
         assert!(slots.try_enter());
         assert!(slots.try_enter());
-        assert!(!slots.try_enter());
-        assert_eq!(slots.used(), 2);
+        assert!(!slots.has_room() && !slots.try_enter());
+        assert_eq!((slots.used(), slots.max()), (2, 2));
         slots.leave();
+        assert!(slots.has_room());
         assert!(slots.try_enter());
         slots.set_max(1);
         slots.leave();

@@ -154,6 +154,17 @@ impl Selector {
             Kind::ConsistentHash(it) => it.pick(ask),
         }
     }
+
+    /// What [`Selector::pick`] would answer to the same question now, without it being anybody's
+    /// turn after that.
+    #[must_use]
+    pub fn peek(&self, ask: &Ask<'_>) -> Option<usize> {
+        match &self.0 {
+            Kind::RoundRobin(it) => it.peek(ask),
+            Kind::WeightedRr(it) => it.peek(ask),
+            Kind::LeastConn | Kind::P2cEwma(_) | Kind::ConsistentHash(_) => self.pick(ask),
+        }
+    }
 }
 
 /// The upstreams that a request has tried already. Up to four cost no allocation.

@@ -17,6 +17,15 @@ pub(super) struct RoundRobin {
 
 impl RoundRobin {
     pub(super) fn pick(&self, ask: &Ask<'_>) -> Option<usize> {
+        Self::choose(ask, || self.turn.fetch_add(1, Relaxed))
+    }
+
+    pub(super) fn peek(&self, ask: &Ask<'_>) -> Option<usize> {
+        let mut turns = self.turn.load(Relaxed)..;
+        Self::choose(ask, || turns.next().unwrap_or_default())
+    }
+
+    fn choose(ask: &Ask<'_>, mut next_turn: impl FnMut() -> u64) -> Option<usize> {
         let eligible = ask.eligible.count();
         let mut from = 0;
         // Who was tried already or is full loses this turn, and the next turn is used, not the
@@ -26,7 +35,7 @@ impl RoundRobin {
             // A request that has been elsewhere takes no turn but any of the others: were it to
             // take one, every request would meet the one of two that is dead.
             let turn = if ask.tried.is_empty() {
-                self.turn.fetch_add(1, Relaxed) % eligible as u64
+                next_turn() % eligible as u64
             } else {
                 dice.below(eligible as u64)
             };

@@ -74,6 +74,29 @@ proptest! {
     }
 
     #[test]
+    fn a_peek_tells_the_next_pick_and_moves_nothing(
+        upstreams in prop::collection::vec(upstream(), 0..150),
+        tried_ix in prop::collection::vec(0..150usize, 0..3),
+        draws in prop::collection::vec(any::<u64>(), 20),
+    ) {
+        for algorithm in ALL {
+            let (pool, twin) = (pool(algorithm, &upstreams), pool(algorithm, &upstreams));
+            for (n, &draw) in draws.iter().enumerate() {
+                let mut tried = Tried::new();
+                for &ix in tried_ix.iter().filter(|_| n % 3 == 2) {
+                    tried.insert(ix);
+                }
+                let ask = pool.ask(&tried, draw);
+                let told = pool.selector.peek(&ask);
+                prop_assert_eq!(pool.selector.peek(&ask), told, "{:?}", algorithm);
+                prop_assert_eq!(pool.selector.pick(&ask), told, "{:?}", algorithm);
+                // Whoever was never peeked at goes the same way.
+                prop_assert_eq!(twin.pick(&tried, draw), told, "{:?}", algorithm);
+            }
+        }
+    }
+
+    #[test]
     fn bounded_load_is_never_passed(
         size in 1..40usize,
         epsilon in 0.01..2.0f64,

@@ -34,9 +34,18 @@ impl WeightedRr {
     }
 
     pub(super) fn pick(&self, ask: &Ask<'_>) -> Option<usize> {
+        self.choose(ask, || self.cursor.fetch_add(1, Relaxed))
+    }
+
+    pub(super) fn peek(&self, ask: &Ask<'_>) -> Option<usize> {
+        let mut slots = self.cursor.load(Relaxed)..;
+        self.choose(ask, || slots.next().unwrap_or_default())
+    }
+
+    fn choose(&self, ask: &Ask<'_>, mut next_slot: impl FnMut() -> u64) -> Option<usize> {
         let round = self.schedule.len() as u64;
         for _ in 0..TURNS.min(round) {
-            let at = self.cursor.fetch_add(1, Relaxed) % round;
+            let at = next_slot() % round;
             let ix = *self.schedule.get(at as usize)? as usize;
             if ask.selectable(ix) {
                 return Some(ix);

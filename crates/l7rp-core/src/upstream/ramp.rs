@@ -16,13 +16,19 @@ const LEAST: f64 = 0.05;
 /// after `ramp`.
 #[must_use]
 pub fn accepts(since: Nanos, now: Nanos, ramp: Duration, draw: u64) -> bool {
+    let share = share(since, now, ramp);
+    // A share of all draws; the product is below 2⁶⁴ because the share is below 1.
+    share >= 1.0 || draw < (share * TWO_TO_64) as u64
+}
+
+/// The share of its picks that an upstream takes which became eligible at `since`; 1: all.
+#[must_use]
+pub fn share(since: Nanos, now: Nanos, ramp: Duration) -> f64 {
     let elapsed = now.since(since);
     if elapsed >= ramp {
-        return true; // also keeps 0 / 0 out
+        return 1.0; // also keeps 0 / 0 out
     }
-    let share = (elapsed.as_nanos() as f64 / ramp.as_nanos() as f64).max(LEAST);
-    // A share of all draws; the product is below 2⁶⁴ because the share is below 1.
-    draw < (share * TWO_TO_64) as u64
+    (elapsed.as_nanos() as f64 / ramp.as_nanos() as f64).max(LEAST)
 }
 
 /// 2⁶⁴: as many draws are there.

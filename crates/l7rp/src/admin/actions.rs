@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use clap::ValueEnum;
-use l7rp_core::limit::Rate;
+use l7rp_core::limit::{Decision, Rate};
 use l7rp_core::upstream::breaker::Mode;
 use serde_json::{Map, Value, json};
 use tokio::sync::oneshot;
@@ -59,7 +59,7 @@ fn may(asked: &Asked<'_>, process: &Process) -> Result<(), Refusal> {
         authorization: asked.field("authorization"),
         content_type: asked.field("content-type"),
         has_body: !asked.body.is_empty(),
-        is_locked: !process.guesses.has_token(&guesses, now),
+        is_locked: matches!(process.guesses.peek(&guesses, now), Decision::Refused { .. }),
     };
     let decision = access::decide(&knock, process.snapshot().plan.admin_token.as_ref());
     if decision == Err(Refusal::WrongToken) {

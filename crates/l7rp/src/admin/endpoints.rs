@@ -5,14 +5,28 @@ use l7rp_core::http1::request::Method;
 use super::actions;
 use super::http::{Answer, Asked, JSON};
 use crate::config;
+use crate::explain::explain;
 use crate::live::Process;
 use crate::observe::metrics;
 
 pub(super) async fn answer(asked: &Asked<'_>, process: &Process) -> Answer {
     match asked.method {
         Method::Get | Method::Head => look(asked.path, process),
+        // It changes nothing: it is a look that needs more room than a target has.
+        Method::Post if asked.path == b"/-/explain" => explained(asked.body, process),
         Method::Post => actions::answer(asked, process).await,
         _ => Answer::text("405 Method Not Allowed", ""),
+    }
+}
+
+/// What would become of the request in `body`.
+fn explained(body: &[u8], process: &Process) -> Answer {
+    let explained = serde_json::from_slice(body)
+        .map_err(|e| e.to_string())
+        .and_then(|asked| explain(&process.snapshot(), Some(process), &asked));
+    match explained {
+        Ok(explanation) => Answer::json(&explanation),
+        Err(why) => Answer::text("400 Bad Request", why + "\n"),
     }
 }
 
@@ -36,7 +50,7 @@ fn look(path: &[u8], process: &Process) -> Answer {
         b"/" => {
             let looks = "/metrics /-/healthz /-/ready /-/version /-/plan /livez /readyz";
             let posts = actions::PATHS.join(" ");
-            Answer::text("200 OK", format!("{looks}\nPOST: {posts}\n"))
+            Answer::text("200 OK", format!("{looks}\nPOST: /-/explain {posts}\n"))
         }
         _ if actions::PATHS.iter().any(|known| known.as_bytes() == path) => {
             let answer = Answer::text("405 Method Not Allowed", "this is for POST\n");

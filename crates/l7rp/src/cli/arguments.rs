@@ -58,7 +58,7 @@ pub struct Serve {
     /// Address of /metrics, /-/ready and so on; '': none
     ///
     /// Wins over the configuration, whose default is 127.0.0.1:9090.
-    #[arg(long, value_name = "ADDR", value_parser = metrics_bind)]
+    #[arg(long, value_name = "ADDR", value_parser = metrics_bind, hide_short_help = true)]
     pub metrics_bind: Option<MetricsBind>,
     /// Collector of OpenTelemetry spans (OTLP over gRPC), host:port; '': none
     #[arg(long, value_name = "ADDR", help_heading = "Tracing", hide_short_help = true)]
@@ -93,6 +93,8 @@ pub enum Command {
     Check(Check),
     /// Show what a reload would change
     Plan(Plan),
+    /// Show which way a request would take, and why
+    Explain(Explain),
     /// Print the JSON Schema of the configuration, for editors
     Schema,
     /// Run a backend that misbehaves on demand
@@ -143,6 +145,37 @@ pub enum Against {
     File(PathBuf),
     /// What is in force in this instance.
     Admin(Instance),
+}
+
+/// `l7rp explain`
+#[derive(Args, Clone, Debug)]
+#[command(after_help = "Exit codes: 0 explained, whatever comes of the request; 1 the running \
+                        instance cannot be\nasked, or refuses the question; 2 wrong usage or \
+                        configuration. Nothing is sent.")]
+pub struct Explain {
+    /// The request's URL, or its path alone
+    pub url: String,
+    /// Configuration file
+    #[arg(long, value_name = "FILE", default_value = "/etc/l7rp/config.yaml")]
+    pub config: PathBuf,
+    /// Ask the running instance at this admin address: http://HOST:PORT or `unix:/PATH`
+    #[arg(long, value_name = "URL", conflicts_with = "config")]
+    pub admin: Option<Instance>,
+    /// Method [default: GET]
+    #[arg(short = 'X', long, value_name = "METHOD")]
+    pub request: Option<String>,
+    /// A header line, `Name: value`; may be repeated
+    #[arg(short = 'H', long, value_name = "LINE")]
+    pub header: Vec<String>,
+    /// Address that the connection comes from [default: 127.0.0.1]
+    #[arg(long, value_name = "IP")]
+    pub client: Option<std::net::IpAddr>,
+    /// Listener that it comes in by [default: by the URL's port]
+    #[arg(long, value_name = "NAME")]
+    pub listener: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `l7rp backend`

@@ -14,6 +14,7 @@ mod backend;
 mod check;
 mod completions;
 mod demo;
+mod explain;
 mod go_flags;
 mod man;
 mod plan;
@@ -51,6 +52,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         None => serve::run(&arguments.serve),
         Some(arguments::Command::Check(asked)) => check::file(&asked.file, asked.no_files),
         Some(arguments::Command::Plan(asked)) => plan::run(&asked),
+        Some(arguments::Command::Explain(asked)) => explain::run(&asked),
         Some(arguments::Command::Schema) => schema::run(),
         Some(arguments::Command::Backend(asked)) => backend::run(&asked),
         Some(arguments::Command::Demo(asked)) => demo::run(&asked),
@@ -96,7 +98,9 @@ mod tests {
         for line in help.lines() {
             assert!(line.chars().count() <= 80, "{line}");
         }
-        for (name, width) in [("backend", 80), ("demo", 80), ("check", 80), ("plan", 80)] {
+        for (name, width) in
+            [("backend", 80), ("demo", 80), ("check", 80), ("plan", 80), ("explain", 80)]
+        {
             let mut command = Arguments::command();
             let command = command.find_subcommand_mut(name).unwrap();
             let help = command.clone().term_width(width).render_help().to_string();
@@ -135,6 +139,9 @@ mod tests {
             "l7rp plan",
             "l7rp plan --config a.yaml --against b.yaml --json --no-files",
             "l7rp plan -config=a.yaml -against=http://[::1]:9090/",
+            "l7rp explain http://a.test/x",
+            "l7rp explain --config a.yaml -X POST -H a:b -H c:d --client ::1 --listener l --json /",
+            "l7rp explain -admin=unix:/run/a.sock a.test",
             "l7rp backend --listen 127.0.0.1:9001 --name one --fail-every 3",
             "l7rp backend -name=one --hang --slow 300 --fault-every 2",
             "l7rp backend --drop-mid --drip 5 --flap 10,500ms",
@@ -167,6 +174,10 @@ mod tests {
             ("l7rp plan --against http://:9090", "http://HOST:PORT"),
             ("l7rp plan --against http://a:0", "http://HOST:PORT"),
             ("l7rp plan --against http://a:9090/-/plan", "http://HOST:PORT"),
+            ("l7rp explain", "URL"),
+            ("l7rp explain --config a.yaml --admin http://a:1 /", "--admin"),
+            ("l7rp explain --admin https://a:1 /", "http://HOST:PORT"),
+            ("l7rp explain --client localhost /", "--client"),
             ("l7rp demo --config a.yaml", "--config"),
             ("l7rp --config a.yaml demo", "demo"),
             ("l7rp backend --hang --close", "--close"),

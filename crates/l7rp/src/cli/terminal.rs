@@ -45,3 +45,14 @@ pub(super) fn color() -> bool {
     let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
     std::io::stderr().is_terminal() && !is_set("NO_COLOR") && !is_dumb
 }
+
+/// Without what could move the cursor of a terminal, or turn the direction of its text: it may
+/// come from elsewhere.
+pub(super) fn safe(text: &str) -> String {
+    let turns = |c| matches!(c, '\u{200e}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_control() || turns(c) { out.extend(c.escape_debug()) } else { out.push(c) }
+    }
+    out
+}

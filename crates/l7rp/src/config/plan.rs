@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use ipnet::IpNet;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 pub use tls::{Autocert, Certificate, ClientAuth, ListenerTls, TlsVersion, UpstreamTls};
 pub use token::AdminToken;
@@ -177,7 +177,7 @@ pub struct Selector {
 }
 
 /// Balancing algorithms.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Algorithm {
     /// `round-robin`

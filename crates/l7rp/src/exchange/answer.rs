@@ -8,19 +8,11 @@ use l7rp_core::http1::encode::{DECISION, line};
 use l7rp_core::http1::request::Method;
 
 use super::client::Client;
+use super::judge::Probe;
 use super::record::Record;
 use super::{Done, Exchange, Next, Workspace, decision};
 use crate::live::Listener;
 use crate::worker::Worker;
-
-/// What a probe on a data listener asks.
-#[derive(Clone, Copy, Debug)]
-pub enum Probe {
-    /// Is the process alive?
-    Alive,
-    /// Should it be sent traffic?
-    Ready,
-}
 
 /// An answer to be written.
 #[derive(Debug)]

@@ -20,8 +20,7 @@ use super::forwarded::Sender;
 use super::open::{Which, open};
 use super::record::RequestId;
 use super::upload::{Upload, Waits};
-use super::{Exchange, Workspace};
-use crate::config::plan::HostHeader;
+use super::{Exchange, Workspace, judge};
 use crate::live::Route;
 use crate::observe::event::Event;
 use crate::observe::tries::Link;
@@ -407,13 +406,8 @@ pub(super) fn write_head(
 ) {
     let incoming = &x.incoming;
     let (buf, head) = (incoming.buf, incoming.head);
-    let host = match &pool.plan.host_header {
-        // HTTP/1.0 may come without a Host; the upstream must not.
-        HostHeader::Preserve if !head.host.of(buf).is_empty() => head.host.of(buf),
-        HostHeader::Preserve | HostHeader::Upstream => upstream.authority.as_bytes(),
-        HostHeader::Literal(host) => host.as_bytes(),
-    };
-    let target = rewritten(route, incoming.target());
+    let host = judge::upstream_host(&pool.plan, incoming, &upstream.authority);
+    let target = judge::rewritten(route, incoming.target());
     let parts = [upstream.base_path.as_bytes(), target.0, target.1, target.2];
     // `*` has no path to put anything in front of.
     let parts = if incoming.target() == b"*" { &[&b"*"[..]][..] } else { &parts };
@@ -507,17 +501,4 @@ fn next_deadline(
             if total <= at { (total, x.out_of_time(total)) } else { (at, Failure::ResponseTimeout) }
         }
     }
-}
-
-/// The target after the route's rewrite, as parts to be put together.
-fn rewritten<'a>(route: &'a Route, target: &'a [u8]) -> (&'a [u8], &'a [u8], &'a [u8]) {
-    let rewrite = &route.plan.rewrite;
-    let strip = rewrite.strip_prefix.as_deref().unwrap_or_default().trim_end_matches('/');
-    let add = rewrite.add_prefix.as_deref().unwrap_or_default().trim_end_matches('/');
-    let stripped = match target.strip_prefix(strip.as_bytes()) {
-        Some(rest) if rest.is_empty() || rest.starts_with(b"/") || rest.starts_with(b"?") => rest,
-        _ => target,
-    };
-    let slash: &[u8] = if stripped.starts_with(b"/") { b"" } else { b"/" };
-    (add.as_bytes(), slash, stripped)
 }

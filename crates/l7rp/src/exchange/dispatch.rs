@@ -5,19 +5,17 @@ use std::task::Poll;
 
 use l7rp_core::attempts::{Next, Outcome, Plan, Request, Situation, Stop};
 use l7rp_core::failure::{Blame, Failure};
-use l7rp_core::head;
 use l7rp_core::http1::body::Body;
 use l7rp_core::http1::response::Response;
 use l7rp_core::names::Nanos;
-use l7rp_core::pick::{Tried, key_of};
+use l7rp_core::pick::Tried;
 
 use super::attempt::{Attempt, Lap};
 use super::client::Client;
 use super::forwarded::Sender;
 use super::record::Record;
 use super::upload::Upload;
-use super::{Exchange, Workspace, grpc, hedge, relay};
-use crate::config::plan::{Algorithm, HashKey};
+use super::{Exchange, Workspace, grpc, hedge, judge, relay};
 use crate::live::Route;
 use crate::observe::tries;
 use crate::upstream::pool::{End, Place, Pool, Wanted};
@@ -58,7 +56,8 @@ pub async fn run<'a>(
     pool: &'a Pool,
     deadline: Nanos,
 ) -> Result<Answered<'a>, Failure> {
-    let key = hash_key(x, pool, client, sender);
+    let tie = judge::tie(x.snapshot, &pool.plan, &x.incoming, sender.client(client));
+    let key = judge::key(tie);
     let method = x.incoming.head.method_text.of(x.incoming.buf);
     let keep = match (&route.retry, &route.plan.retry) {
         (Some(rules), Some(retry)) if rules.may_retry(method, x.is_call) => {
@@ -67,7 +66,8 @@ pub async fn run<'a>(
         _ => 0,
     };
     let (limits, dropped) = (&x.listener.plan.limits, route.dropped.as_ref());
-    let mut upload = Upload::new(&x.incoming, limits, x.max_body(route), keep, dropped)?;
+    let mut upload =
+        Upload::new(&x.incoming, limits, judge::max_body(route, x.listener), keep, dropped)?;
     record.bytes_in = upload.content();
     let mut plan = Plan::new(route.retry.as_ref(), request(x, &upload), deadline);
     if plan.may_cost() {
@@ -333,26 +333,4 @@ fn put_back(x: &Exchange<'_>, pool: &Pool, given: Given<'_>) {
         relay::keep(x, pool, &response, lap.connection);
     }
     x.worker.buffers.give(lap.buf);
-}
-
-/// The hash of what ties this request to an upstream, for the algorithms that ask for it.
-fn hash_key(x: &Exchange<'_>, pool: &Pool, client: &Client, sender: &Sender) -> u64 {
-    let buf = x.incoming.buf;
-    let fields = &x.incoming.head.fields;
-    let by = match pool.plan.selector.algorithm {
-        Algorithm::ConsistentHashBounded => &pool.plan.selector.hash_key,
-        Algorithm::IpHash => &HashKey::ClientIp,
-        _ => return 0,
-    };
-    let value = match by {
-        // A client must not choose by what only the proxy may say.
-        HashKey::Header(name) if x.snapshot.guarded.drops(name.as_bytes()) => None,
-        HashKey::Header(name) => head::value(fields, buf, name),
-        HashKey::Cookie(name) => fields
-            .iter()
-            .filter(|f| f.name.of(buf).eq_ignore_ascii_case(b"cookie"))
-            .find_map(|f| head::cookie(f.value.of(buf), name.as_bytes())),
-        HashKey::ClientIp => None,
-    };
-    key_of(value.unwrap_or_else(|| sender.client(client).as_bytes()))
 }

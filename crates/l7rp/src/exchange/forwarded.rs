@@ -27,9 +27,14 @@ impl Sender {
         self.trusted
     }
 
-    /// The client's address.
-    pub fn ip(&self, client: &Client) -> Option<IpAddr> {
-        self.named.or(client.peer)
+    /// The client's address, where this is the peer's.
+    pub fn ip(&self, peer: Option<IpAddr>) -> Option<IpAddr> {
+        self.named.or(peer)
+    }
+
+    /// Whether the peer names the client.
+    pub fn is_named(&self) -> bool {
+        self.named.is_some()
     }
 
     /// The client's address as text.
@@ -38,12 +43,17 @@ impl Sender {
     }
 }
 
+/// The address of a peer as text.
+pub fn peer_text(peer: Option<IpAddr>) -> Rc<str> {
+    peer.map_or_else(|| "unix".into(), |ip| ip.to_string().into())
+}
+
 /// Works out who sent a request. The client is the first address from the right, beginning
 /// with the peer, that is not a trusted proxy.
-pub fn sender(listener: &Listener, client: &Client, incoming: &Incoming<'_>) -> Sender {
+pub fn sender(listener: &Listener, peer: Option<IpAddr>, incoming: &Incoming<'_>) -> Sender {
     let proxies = &listener.plan.trusted_proxies;
     let trusted = |ip: IpAddr| proxies.iter().any(|net: &IpNet| net.contains(&ip.to_canonical()));
-    if proxies.is_empty() || !client.peer.is_some_and(trusted) {
+    if proxies.is_empty() || !peer.is_some_and(trusted) {
         return Sender { trusted: false, named: None, text: None };
     }
     let of = |name| values(incoming.buf, &incoming.head.fields, name);
@@ -89,13 +99,13 @@ fn for_parameter(element: &[u8]) -> &[u8] {
 /// stands there in `X-Forwarded-For` counted from the right. `None`: a peer without an address.
 pub fn limited_client(
     incoming: &Incoming<'_>,
-    client: &Client,
+    peer: Option<IpAddr>,
     sender: &Sender,
     hops: u32,
 ) -> Option<IpAddr> {
-    let Some(before) = hops.checked_sub(1) else { return sender.ip(client) };
+    let Some(before) = hops.checked_sub(1) else { return sender.ip(peer) };
     let lines = values(incoming.buf, &incoming.head.fields, Name::XForwardedFor);
-    items(lines).nth(before as usize).and_then(parse_address).or_else(|| sender.ip(client))
+    items(lines).nth(before as usize).and_then(parse_address).or_else(|| sender.ip(peer))
 }
 
 /// An address as it stands in `X-Forwarded-For`: bare, in brackets, or with a port.

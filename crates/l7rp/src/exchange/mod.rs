@@ -6,9 +6,10 @@ mod attempt;
 pub mod client;
 mod decision;
 mod dispatch;
-mod forwarded;
+pub mod forwarded;
 mod grpc;
 mod hedge;
+pub mod judge;
 mod open;
 pub mod record;
 mod relay;
@@ -19,24 +20,20 @@ mod upload;
 mod panics;
 
 use std::future::{Future, poll_fn};
-use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use ipnet::IpNet;
-use l7rp_core::failure::{Failure, Malformed, Scope};
+use l7rp_core::failure::{Failure, Scope};
 use l7rp_core::head::{self, Name};
-use l7rp_core::http1::Framing;
 use l7rp_core::http1::encode::values;
 use l7rp_core::http1::request::Request;
 use l7rp_core::http1::response::Response;
 use l7rp_core::limit::Slots;
 use l7rp_core::names::{Nanos, Status};
-use l7rp_core::route::{self, parse_host};
-use l7rp_core::trace::{Parent, Trace};
+use l7rp_core::trace::{Parent, Sampler, Trace};
 
 use crate::acme;
 use crate::config::plan::Action;
@@ -122,7 +119,7 @@ pub async fn run(
     mut space: Workspace<'_>,
 ) -> Done {
     let exchange = Exchange::new(worker, snapshot, listener, incoming);
-    let sender = forwarded::sender(listener, client, &incoming);
+    let sender = forwarded::sender(listener, client.peer, &incoming);
     let mut record = Record::new(
         worker,
         listener,
@@ -148,6 +145,16 @@ pub async fn run(
     done
 }
 
+/// A request's place in its trace; `None`: what the client says of it will do, for nothing is
+/// recorded here.
+fn begin_trace(sampler: Sampler, incoming: &Incoming<'_>) -> Option<Trace> {
+    let mut parents = values(incoming.buf, &incoming.head.fields, Name::Traceparent);
+    // Of two that say something else, neither is believed.
+    let parent = parents.next().filter(|_| parents.next().is_none()).and_then(Parent::parse);
+    let trace = Trace::begin(sampler, parent, fastrand::u128(..), fastrand::u64(..));
+    (trace.is_sampled || parent.is_none()).then_some(trace)
+}
+
 /// Polls what serves a request. A panic in it is a failure of this one alone: it gives back what
 /// it holds as it unwinds, and what it may leave half-done belongs to the exchange, which ends.
 /// It is counted where panics are caught.
@@ -165,22 +172,10 @@ impl<'a> Exchange<'a> {
         listener: &'a Listener,
         incoming: Incoming<'a>,
     ) -> Self {
-        let Incoming { buf, head, arrived, .. } = incoming;
-        // All calls take trailers, and hardly anything else does.
-        let is_call = head.takes_trailers && grpc::is_call(buf, head);
-        let timeout = is_call.then(|| grpc::timeout(buf, head)).flatten();
+        let (is_call, timeout) = judge::call(&incoming);
         let client_deadline =
-            timeout.map_or(Nanos::NEVER, |timeout| arrived.plus(timeout).plus(GRACE));
-        let trace = snapshot.tracer.as_ref().and_then(|tracer| {
-            let mut parents = values(buf, &head.fields, Name::Traceparent);
-            // Of two that say something else, neither is believed.
-            let parent = parents.next().filter(|_| parents.next().is_none());
-            let parent = parent.and_then(Parent::parse);
-            let trace =
-                Trace::begin(tracer.sampler(), parent, fastrand::u128(..), fastrand::u64(..));
-            // Nothing is recorded here: the client's own words will do.
-            (trace.is_sampled || parent.is_none()).then_some(trace)
-        });
+            timeout.map_or(Nanos::NEVER, |timeout| incoming.arrived.plus(timeout).plus(GRACE));
+        let trace = snapshot.tracer.as_ref().and_then(|tracer| begin_trace(tracer.sampler(), &incoming));
         Self { worker, snapshot, listener, incoming, is_call, client_deadline, trace }
     }
 
@@ -191,21 +186,22 @@ impl<'a> Exchange<'a> {
         record: &mut Record<'a>,
         space: &mut Workspace<'_>,
     ) -> Result<Done, Failure> {
-        if let Some(probe) = self.own_probe() {
+        if let Some(probe) = judge::own_probe(self.snapshot, &self.incoming) {
             return answer::probe(self, client, record, space, probe).await;
         }
         if let Some(proof) = acme::answer(&self.worker.process.tokens, self.incoming.path()) {
             return answer::fixed(self, client, record, space, 200, &proof, "text/plain").await;
         }
         self.admit_proof(client)?;
-        self.admit_host(client)?;
-        let route = self.route()?;
+        let sni = client.link.as_ref().and_then(|link| link.sni.as_deref());
+        judge::admit_host(self.listener.tls.as_deref(), sni, &self.incoming)?;
+        let route = judge::route(self.snapshot, self.listener, &self.incoming)?;
         record.route = Some(route);
-        admit_address(route, sender.ip(client))?;
+        judge::admit_address(route, sender.ip(client.peer))?;
         self.admit_rate(route, client, sender)?;
         let _process = Slot::take(&self.worker.process.slots, Scope::Process)?;
         let _listener = Slot::take(&self.listener.slots, Scope::Listener)?;
-        self.admit_body(route)?;
+        judge::admit_body(route, self.listener, &self.incoming)?;
         let pool = match &route.plan.action {
             Action::Pool(ix) => self.snapshot.pools.get(*ix).ok_or(Failure::Internal)?,
             Action::Redirect { scheme, code } => {
@@ -220,7 +216,7 @@ impl<'a> Exchange<'a> {
         let _pool = Slot::take(&pool.lineage.slots, Scope::Pool)?;
         #[cfg(test)]
         panics::point(self, "before dispatch");
-        let deadline = self.deadline(route);
+        let deadline = judge::deadline(route, self.incoming.arrived, self.client_deadline);
         let answered =
             dispatch::run(self, client, sender, record, space, route, pool, deadline).await?;
         if space.response.status == 101 {
@@ -235,49 +231,6 @@ impl<'a> Exchange<'a> {
         self.incoming.head.keep_alive && !leaving
     }
 
-    /// `/livez` and `/readyz` on a data listener, in the mode without a file.
-    fn own_probe(&self) -> Option<answer::Probe> {
-        if !self.snapshot.plan.probes_on_data {
-            return None;
-        }
-        match self.incoming.path() {
-            b"/livez" => Some(answer::Probe::Alive),
-            b"/readyz" => Some(answer::Probe::Ready),
-            _ => None,
-        }
-    }
-
-    fn route(&self) -> Result<&'a Route, Failure> {
-        let Incoming { buf, head, .. } = self.incoming;
-        let host = match head.host.of(buf) {
-            // Only HTTP/1.0 may come without one.
-            b"" if head.is_http10 => None,
-            host => {
-                Some(parse_host(host).map_err(|_| Failure::BadRequest(Malformed::HostInvalid))?)
-            }
-        };
-        let guarded = &self.snapshot.guarded;
-        // What a client says of itself there is nothing to go by.
-        let has_field = |name: &str, value: &str| {
-            if guarded.drops(name.as_bytes()) {
-                return false;
-            }
-            head.fields.iter().any(|f| {
-                f.name.of(buf).eq_ignore_ascii_case(name.as_bytes())
-                    && f.value.of(buf) == value.as_bytes()
-            })
-        };
-        let request = route::Request {
-            listener: self.listener.index,
-            host,
-            path: self.incoming.target(),
-            method: head.method_text.of(buf),
-            has_field: &has_field,
-        };
-        let found = self.snapshot.table.find(&request).ok_or(Failure::NoRoute)?;
-        self.snapshot.routes.get(found).ok_or(Failure::Internal)
-    }
-
     /// Refuses a client that has proved who it is under another rule than the one in force, or has
     /// not had to: a reload may have changed it since.
     fn admit_proof(&self, client: &Client) -> Result<(), Failure> {
@@ -290,21 +243,6 @@ impl<'a> Exchange<'a> {
         Err(Failure::Misdirected)
     }
 
-    /// Refuses a host that the client's certificate is not for: which clients are let in was
-    /// decided for the name that it has asked for when TLS began.
-    fn admit_host(&self, client: &Client) -> Result<(), Failure> {
-        let sni = client.link.as_ref().and_then(|link| link.sni.as_deref());
-        let (Some(tls), Some(sni)) = (&self.listener.tls, sni) else { return Ok(()) };
-        let host = self.incoming.head.host.of(self.incoming.buf);
-        let Some(host) = std::str::from_utf8(host).ok().filter(|host| !host.is_empty()) else {
-            return Ok(());
-        };
-        // Without the port.
-        let name =
-            if host.starts_with('[') { host } else { host.split(':').next().unwrap_or(host) };
-        if tls.is_good_for(Some(sni), name) { Ok(()) } else { Err(Failure::Misdirected) }
-    }
-
     /// Refuses clients that come too often.
     fn admit_rate(
         &self,
@@ -314,32 +252,11 @@ impl<'a> Exchange<'a> {
     ) -> Result<(), Failure> {
         let Some(limiter) = &route.limiter else { return Ok(()) };
         let now = self.incoming.arrived;
-        let who = || forwarded::limited_client(&self.incoming, client, sender, limiter.hops);
+        let who = || forwarded::limited_client(&self.incoming, client.peer, sender, limiter.hops);
         limiter.admit(who, now).map_err(|wait| {
             route.stats[self.worker.index].rate_limited.up();
             Failure::RateLimited { wait }
         })
-    }
-
-    /// Refuses a body whose announced length is over the limit before any of it is read.
-    fn admit_body(&self, route: &Route) -> Result<(), Failure> {
-        match self.incoming.head.framing {
-            Framing::Length(n) if n > self.max_body(route) => Err(Failure::BodyTooLarge),
-            _ => Ok(()),
-        }
-    }
-
-    fn max_body(&self, route: &Route) -> u64 {
-        match (route.plan.max_body_bytes, self.listener.plan.limits.max_body_bytes) {
-            (0, 0) => u64::MAX,
-            (0, n) | (n, _) => n,
-        }
-    }
-
-    fn deadline(&self, route: &Route) -> Nanos {
-        let total = route.plan.total_timeout;
-        let own = if total.is_zero() { Nanos::NEVER } else { self.incoming.arrived.plus(total) };
-        own.min(self.client_deadline)
     }
 
     /// How a response says that it went, as far as its head tells.
@@ -383,31 +300,16 @@ impl<'a> Exchange<'a> {
 
 impl<'a> Incoming<'a> {
     /// Request target in origin form; `/` where an absolute one has no path.
-    fn target(&self) -> &'a [u8] {
+    pub fn target(&self) -> &'a [u8] {
         let target = self.head.target.of(self.buf);
         if target.is_empty() { b"/" } else { target }
     }
 
     /// The target without its query.
-    fn path(&self) -> &'a [u8] {
+    pub fn path(&self) -> &'a [u8] {
         let target = self.target();
         &target[..memchr::memchr(b'?', target).unwrap_or(target.len())]
     }
-}
-
-/// Refuses clients that the route keeps out.
-fn admit_address(route: &Route, address: Option<IpAddr>) -> Result<(), Failure> {
-    let (allow, deny) = (&route.plan.allow, &route.plan.deny);
-    if allow.is_empty() && deny.is_empty() {
-        return Ok(());
-    }
-    // A peer without an address, on a Unix-domain socket, is let in only where nobody in
-    // particular has to be.
-    let within = |nets: &[IpNet]| address.is_some_and(|a| nets.iter().any(|n| n.contains(&a)));
-    if within(deny) || !(allow.is_empty() || within(allow)) {
-        return Err(Failure::Forbidden);
-    }
-    Ok(())
 }
 
 /// A slot, given back when dropped.

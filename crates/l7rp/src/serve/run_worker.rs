@@ -17,6 +17,7 @@ use tokio::task::{JoinHandle, unconstrained};
 use super::listen::{Accepting, Bound};
 use super::{h1, h2};
 use crate::exchange::client::{Client, Link};
+use crate::exchange::forwarded::peer_text;
 use crate::live::{Door, Listener, Process};
 use crate::observe::event::Event;
 use crate::stream::Stream;
@@ -277,7 +278,7 @@ fn take_on(
             link,
             timer: Timer::new(entry.worker.process.clock),
             peer,
-            peer_text: peer.map_or_else(|| "unix".into(), |ip| ip.to_string().into()),
+            peer_text: peer_text(peer),
             ahead: Vec::new(),
             ended: false,
             idle_since: entry.worker.process.clock.now(),

@@ -140,7 +140,10 @@ impl Lineage {
         if out >= (all.len() / 2).max(1) {
             return;
         }
-        if lock(&upstream.standing).health().is_some_and(Health::eject) {
+        let mut standing = lock(&upstream.standing);
+        if standing.health().is_some_and(Health::eject) {
+            why.clone_into(&mut standing.why);
+            drop(standing);
             refresh(&generations, upstream);
             drop(generations);
             self.health_changed(upstream, true, false, why.to_owned());
@@ -153,7 +156,13 @@ impl Lineage {
         let (before, change) = {
             let mut standing = lock(&upstream.standing);
             let Some(health) = standing.health() else { return };
-            (health.is_eligible(), health.probed(good))
+            let told = (health.is_eligible(), health.probed(good));
+            if standing.is_healthy() {
+                standing.why.clear();
+            } else if !good {
+                why.clone_into(&mut standing.why);
+            }
+            told
         };
         let Some(eligible) = change else { return };
         if eligible {

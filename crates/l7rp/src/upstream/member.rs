@@ -172,6 +172,11 @@ impl Upstream {
         Some((heir.upgrade()?, lineage))
     }
 
+    /// When it last became eligible; `None`: it is from the beginning.
+    pub(super) fn warm_from(&self) -> Option<Nanos> {
+        Some(self.eligible_since.load(Relaxed)).filter(|&since| since != 0).map(Nanos)
+    }
+
     /// Whether probes have not judged it yet, and were all good.
     pub(super) fn is_settling(&self) -> bool {
         let standing = lock(&self.standing);

@@ -10,6 +10,7 @@ mod member;
 pub mod opening;
 mod place;
 pub mod pool;
+mod preview;
 pub mod probe;
 pub mod resolve;
 mod standing;

@@ -39,7 +39,7 @@ pub struct Pool {
     /// Extra tries that it may be asked for.
     pub budget: Arc<RetryBudget>,
     pub(super) probe_patience: Duration,
-    seats: Vec<Arc<Seat>>,
+    pub(super) seats: Vec<Arc<Seat>>,
     /// Who may be chosen: among the first choice, and among those that stand by.
     primary: Eligible,
     backup: Eligible,
@@ -48,7 +48,7 @@ pub struct Pool {
     well: Eligible,
     /// When time alone lets somebody in again, in ns: a breaker has been open for long enough.
     wake_at: AtomicU64,
-    selector: pick::Selector,
+    pub(super) selector: pick::Selector,
     half_life: HalfLife,
 }
 
@@ -170,63 +170,78 @@ impl Pool {
     /// Why there is none: all at their limits, breakers open, not resolved, or none eligible.
     pub fn take(&self, wanted: Wanted<'_>, now: Nanos, draw: u64) -> Result<Place<'_>, Failure> {
         self.wake(now);
-        if let Some(place) = self.take_among(&self.primary, wanted, now, draw) {
-            return Ok(place);
-        }
-        let all_tried = self.primary.iter().all(|ix| wanted.tried.contains(ix));
-        let stand_by = if all_tried { Some(&self.backup) } else { None };
-        stand_by
-            .and_then(|backup| self.take_among(backup, wanted, now, draw))
+        let enter = |ix| self.enter(ix, wanted, now);
+        self.choose(wanted, now, draw, |ask| self.selector.pick(ask), enter)
             .ok_or_else(|| self.why_none(now))
     }
 
-    fn take_among(
+    /// What `enter` gives for the first upstream that `pick` names and that it gives something
+    /// for.
+    pub(super) fn choose<T>(
+        &self,
+        wanted: Wanted<'_>,
+        now: Nanos,
+        draw: u64,
+        pick: impl Fn(&Ask<'_>) -> Option<usize>,
+        mut enter: impl FnMut(usize) -> Option<T>,
+    ) -> Option<T> {
+        let primary = self.choose_among(&self.primary, wanted, now, draw, &pick, &mut enter);
+        if primary.is_some() || !self.primary.iter().all(|ix| wanted.tried.contains(ix)) {
+            return primary;
+        }
+        self.choose_among(&self.backup, wanted, now, draw, &pick, &mut enter)
+    }
+
+    fn choose_among<T>(
         &self,
         eligible: &Eligible,
         wanted: Wanted<'_>,
         now: Nanos,
         draw: u64,
-    ) -> Option<Place<'_>> {
+        pick: &impl Fn(&Ask<'_>) -> Option<usize>,
+        enter: &mut impl FnMut(usize) -> Option<T>,
+    ) -> Option<T> {
         let mut is_warm = true;
-        let cold = |ix: usize, draw| {
-            let since = self.upstreams.get(ix).map_or(0, |u| u.eligible_since.load(Relaxed));
-            let warm = since == 0 || ramp::accepts(Nanos(since), now, self.plan.slow_start, draw);
+        let taken = self.choose_one(eligible, wanted, now, draw, pick, |ix, draw| {
+            let warm = self.is_warm(ix, now, draw);
             is_warm &= warm;
-            !warm
-        };
-        let taken = self.take_unless(eligible, wanted, now, draw, cold);
+            if warm { enter(ix) } else { None }
+        });
         if taken.is_some() || is_warm {
             return taken;
         }
         // Better one that still warms up than nobody.
-        self.take_unless(eligible, wanted, now, !draw, |_, _| false)
+        self.choose_one(eligible, wanted, now, !draw, pick, |ix, _| enter(ix))
     }
 
-    /// A place at one that is selectable, unless `not_now` passes it over.
-    fn take_unless(
+    fn is_warm(&self, ix: usize, now: Nanos, draw: u64) -> bool {
+        let since = self.upstreams.get(ix).and_then(|u| u.warm_from());
+        since.is_none_or(|since| ramp::accepts(since, now, self.plan.slow_start, draw))
+    }
+
+    fn choose_one<T>(
         &self,
         eligible: &Eligible,
         wanted: Wanted<'_>,
         now: Nanos,
         mut draw: u64,
-        mut not_now: impl FnMut(usize, u64) -> bool,
-    ) -> Option<Place<'_>> {
+        pick: &impl Fn(&Ask<'_>) -> Option<usize>,
+        mut enter: impl FnMut(usize, u64) -> Option<T>,
+    ) -> Option<T> {
         let mut passed = None;
         // Each round but the last loses a race for a place or passes one upstream over.
         for _ in 0..=2 * self.upstreams.len() {
             let tried = passed.as_ref().unwrap_or(wanted.tried);
             let ask = Ask { seats: &self.seats, eligible, tried, key: wanted.key, now, draw };
-            let ix = self.selector.pick(&ask)?;
-            let wait = not_now(ix, draw);
+            let ix = pick(&ask)?;
+            let entered = enter(ix, draw);
+            if entered.is_some() {
+                return entered;
+            }
             draw = draw.rotate_left(29).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            if !wait {
-                if let Some(place) = self.enter(ix, wanted, now) {
-                    return Some(place);
-                }
-                if self.seats.get(ix).is_none_or(|seat| !seat.has_room()) {
-                    // Another worker took its last place; the next round knows.
-                    continue;
-                }
+            if self.seats.get(ix).is_none_or(|seat| !seat.has_room()) {
+                // Another worker took its last place; the next round knows.
+                continue;
             }
             passed.get_or_insert_with(|| wanted.tried.clone()).insert(ix);
         }
@@ -270,7 +285,7 @@ impl Pool {
         Some(place)
     }
 
-    fn why_none(&self, now: Nanos) -> Failure {
+    pub(super) fn why_none(&self, now: Nanos) -> Failure {
         let mut eligible = self.primary.iter().chain(self.backup.iter());
         if eligible.any(|ix| !self.seats[ix].has_room()) {
             return Failure::Capacity(Scope::Upstream);

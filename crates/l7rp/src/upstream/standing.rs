@@ -14,6 +14,8 @@ pub(super) struct Standing {
     pub(super) checked: Option<(Checks, Health)>,
     /// An operator wants no new requests to go there.
     pub(super) drained: bool,
+    /// Why it was last judged to be unwell, as long as it is.
+    pub(super) why: String,
 }
 
 impl Standing {
@@ -24,7 +26,7 @@ impl Standing {
                 Health::new(checks.plan.healthy_threshold, checks.plan.unhealthy_threshold);
             (checks, health)
         });
-        Self { resolved, checked, drained: false }
+        Self { resolved, checked, drained: false, why: String::new() }
     }
 
     /// Has it judged by `checks` from now on. What is known stays known where the same is asked;

@@ -33,6 +33,7 @@ mod corners;
 mod drain;
 mod drain_cases;
 mod drain_load;
+mod explain;
 mod failures;
 mod family;
 mod faults_client;

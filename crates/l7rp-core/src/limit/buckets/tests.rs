@@ -337,3 +337,21 @@ fn many_threads_in_one_set_give_little_away() {
         }
     }
 }
+
+#[test]
+fn a_peek_tells_what_comes_and_takes_nothing() {
+    let (buckets, rate) = (Buckets::new(WAYS, SECRET), Rate::new(1.0, 2));
+    let mut rng = fastrand::Rng::with_seed(3);
+    // More clients than ways, so that some are strangers to a full set.
+    for n in 0..1_000 {
+        let (key, now) = (rng.u128(1..2 * WAYS as u128), Nanos(n * SECOND / 10));
+        let told = buckets.peek(key, &rate, now);
+        assert_eq!(buckets.peek(key, &rate, now), told);
+        assert_eq!(buckets.try_take(key, &rate, now), told, "{n}");
+    }
+    let bucket = Bucket::new();
+    for _ in 0..3 {
+        let told = bucket.peek(&rate, Nanos(1));
+        assert_eq!(bucket.try_take(&rate, Nanos(1)), told);
+    }
+}

@@ -5,6 +5,7 @@ use std::fmt::Write;
 
 use serde_json::Value;
 
+use crate::cli::terminal::safe;
 use crate::config::Diff;
 use crate::config::diff::{Change, Changed};
 
@@ -158,15 +159,6 @@ fn shown(value: &Value) -> String {
         }
         value => safe(&value.to_string()),
     }
-}
-
-/// Without what could move the cursor of a terminal: the text may come from elsewhere.
-fn safe(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        if c.is_control() { out.extend(c.escape_debug()) } else { out.push(c) }
-    }
-    out
 }
 
 #[cfg(test)]

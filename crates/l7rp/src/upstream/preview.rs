@@ -1,0 +1,93 @@
+//! Whom a pool would choose, and why not the others: told without taking a place or a turn.
+
+use l7rp_core::failure::Failure;
+use l7rp_core::names::Nanos;
+use l7rp_core::pick::{Ask, Eligible, Tried};
+use l7rp_core::upstream::breaker::State;
+use l7rp_core::upstream::ramp;
+
+use super::pool::{Pool, Wanted};
+use crate::sync::lock;
+
+impl Pool {
+    /// How often each upstream would be chosen for a request with this key now, once for each of
+    /// `draws`.
+    ///
+    /// # Errors
+    /// Why nobody would be.
+    pub fn preview(
+        &self,
+        key: u64,
+        now: Nanos,
+        draws: impl Iterator<Item = u64>,
+    ) -> Result<Vec<u32>, Failure> {
+        self.wake(now);
+        let tried = Tried::new();
+        let wanted = Wanted { tried: &tried, key, only_closed: false, worker: 0 };
+        let enter = |ix: usize| {
+            let upstream = self.upstreams.get(ix)?;
+            (upstream.seat.has_room() && upstream.breaker.admits(now)).then_some(ix)
+        };
+        let mut counts = vec![0; self.upstreams.len()];
+        for draw in draws {
+            let chosen = self.choose(wanted, now, draw, |ask| self.selector.peek(ask), enter);
+            let ix = chosen.ok_or_else(|| self.why_none(now))?;
+            counts[ix] += 1;
+        }
+        Ok(counts)
+    }
+
+    /// Whom a request with this key belongs to where all are well and have nothing to do: for the
+    /// algorithms that go by a key.
+    pub fn home(&self, key: u64) -> Option<usize> {
+        let eligible = Eligible::new(self.upstreams.len());
+        for (ix, _) in self.plan.upstreams.iter().enumerate().filter(|(_, u)| !u.backup) {
+            eligible.set(ix, true);
+        }
+        let (tried, now) = (Tried::new(), Nanos(0));
+        let (seats, eligible) = (&self.seats[..], &eligible);
+        self.selector.peek(&Ask { seats, eligible, tried: &tried, key, now, draw: 0 })
+    }
+
+    /// Why the upstream at `ix` cannot be chosen now; `None`: it can.
+    pub fn obstacle(&self, ix: usize, now: Nanos) -> Option<String> {
+        self.wake(now);
+        let upstream = self.upstreams.get(ix)?;
+        let standing = lock(&upstream.standing);
+        if !standing.resolved {
+            return Some("its name is not resolved".to_owned());
+        }
+        if !standing.is_healthy() {
+            return Some(match standing.why.as_str() {
+                "" => "probes have not found it good yet".to_owned(),
+                why => format!("out by its health: {why}"),
+            });
+        }
+        drop(standing);
+        if !upstream.breaker.admits(now) {
+            let wait = upstream.breaker.admits_at().map_or(0.0, |at| at.since(now).as_secs_f64());
+            return Some(match upstream.breaker.state() {
+                State::HalfOpen => "its breaker is half-open and all tests are out".to_owned(),
+                State::Open | State::Closed => {
+                    format!("its breaker is open for another {wait:.1} s")
+                }
+            });
+        }
+        if !upstream.seat.has_room() {
+            return Some("it is at its max_in_flight".to_owned());
+        }
+        let stands_by = self.plan.upstreams.get(ix).is_some_and(|u| u.backup);
+        let others = || {
+            self.plan.upstreams.iter().enumerate().any(|(at, u)| !u.backup && self.is_eligible(at))
+        };
+        (stands_by && others()).then(|| "it stands by while another is eligible".to_owned())
+    }
+
+    /// The share of its picks that the upstream at `ix` takes while it warms up; `None`: it does
+    /// not.
+    pub fn ramp(&self, ix: usize, now: Nanos) -> Option<f64> {
+        let since = self.upstreams.get(ix)?.warm_from()?;
+        let share = ramp::share(since, now, self.plan.slow_start);
+        (share < 1.0).then_some(share)
+    }
+}
