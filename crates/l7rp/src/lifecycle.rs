@@ -22,6 +22,7 @@ use crate::observe::event::{AllChanges, Changes, Event, Events, Level};
 use crate::observe::log::Log;
 use crate::running::{self, Reloaded, Running};
 use crate::serve::doors::Given;
+use crate::sync::lock;
 use crate::systemd::{self, Notify};
 use signals::{Signals, Wish, ignore};
 use upgrade::{Inheritance, Upgrade};
@@ -254,6 +255,7 @@ impl Service {
                 reloads.rejected.up();
                 let generation = process.generation();
                 let why = errors.first().map_or("", String::as_str);
+                *lock(&reloads.last_error) = why.to_owned();
                 self.manager.ready(&format!("{}; reload refused: {why}", serving(&self.running)));
                 self.events.emit(&Event::ConfigRejected { cause, generation, took_ms, errors });
             }

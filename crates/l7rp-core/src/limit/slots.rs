@@ -45,6 +45,12 @@ impl Slots {
         self.used.load(Relaxed)
     }
 
+    /// The limit; 0: none.
+    #[must_use]
+    pub fn max(&self) -> u32 {
+        self.max.load(Relaxed)
+    }
+
     /// Changes the limit and keeps the count, as a reload does. Those above a lower limit stay.
     pub fn set_max(&self, max: u32) {
         self.max.store(max, Relaxed);

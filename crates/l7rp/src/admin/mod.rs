@@ -5,9 +5,13 @@
 //! |---|---|
 //! | `http` | one request off the wire, one answer onto it |
 //! | `endpoints` | which answer |
+//! | [`status`] | what the process is about, as one value |
+//! | `page` | the same for people, live |
 
 mod endpoints;
 mod http;
+mod page;
+pub mod status;
 
 use std::fs::File;
 use std::future::poll_fn;
@@ -80,7 +84,8 @@ async fn connection(mut stream: Stream, peer: Option<IpAddr>, process: &Process)
     let mut reader = Reader::default();
     loop {
         // A scraper that stops in the middle costs a place for this long.
-        match tokio::time::timeout(PATIENCE, exchange(&mut stream, &mut reader, peer, process)).await
+        match tokio::time::timeout(PATIENCE, exchange(&mut stream, &mut reader, peer, process))
+            .await
         {
             Ok(Some(())) => {}
             Ok(None) | Err(_) => return,

@@ -19,6 +19,7 @@ use l7rp_core::upstream::passive::Fault;
 
 use super::member::Upstream;
 use super::pool::Pool;
+use super::standing::Probed;
 use crate::observe::event::{Event, Events};
 use crate::observe::stats::state_name;
 use crate::sync::lock;
@@ -133,7 +134,10 @@ impl Lineage {
         if out >= (all.len() / 2).max(1) {
             return;
         }
-        if lock(&upstream.standing).health().is_some_and(Health::eject) {
+        let mut standing = lock(&upstream.standing);
+        if standing.health().is_some_and(Health::eject) {
+            standing.out_for = Some(why.to_owned());
+            drop(standing);
             refresh(&generations, upstream);
             drop(generations);
             self.health_changed(upstream, true, false, why.to_owned());
@@ -146,7 +150,13 @@ impl Lineage {
         let (before, change) = {
             let mut standing = lock(&upstream.standing);
             let Some(health) = standing.health() else { return };
-            (health.is_eligible(), health.probed(good))
+            let (before, change) = (health.is_eligible(), health.probed(good));
+            if change == Some(false) {
+                standing.out_for = Some(why.clone());
+            }
+            let took = now.since(Nanos(upstream.probed_at.load(Relaxed)));
+            standing.last_probe = Some(Probed { at: now, took, good, why: why.clone() });
+            (before, change)
         };
         let Some(eligible) = change else { return };
         if eligible {

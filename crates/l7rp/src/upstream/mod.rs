@@ -11,7 +11,7 @@ mod place;
 pub mod pool;
 pub mod probe;
 pub mod resolve;
-mod standing;
+pub mod standing;
 pub mod upkeep;
 
 #[cfg(test)]

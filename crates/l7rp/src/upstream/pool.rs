@@ -330,7 +330,7 @@ impl Pool {
     }
 
     /// Whether a response with `status` counts as a failure.
-    pub(super) fn is_failure(&self, status: Status) -> bool {
+    pub fn is_failure(&self, status: Status) -> bool {
         let breaker = &self.plan.breaker;
         let within = |&(from, to): &(u16, u16)| (from..=to).contains(&status.http);
         breaker.failure_statuses.iter().any(within)

@@ -1,9 +1,25 @@
 //! What is known of an upstream beside its breaker: whether its name has addresses, and what
 //! probes say.
 
+use std::time::Duration;
+
+use l7rp_core::names::Nanos;
 use l7rp_core::upstream::health::Health;
 
 use super::probe::Checks;
+
+/// What a probe has found.
+#[derive(Clone, Debug)]
+pub struct Probed {
+    /// When it ended.
+    pub at: Nanos,
+    /// From its begin to the head of the answer, or to its failure.
+    pub took: Duration,
+    /// A good answer.
+    pub good: bool,
+    /// `status:CODE`, or one of a fixed list.
+    pub why: String,
+}
 
 /// What is known of one upstream beside its breaker.
 #[derive(Clone, Debug)]
@@ -12,6 +28,10 @@ pub(super) struct Standing {
     pub(super) resolved: bool,
     /// What is asked of it, and what the answers say; `None`: nobody probes it.
     pub(super) checked: Option<(Checks, Health)>,
+    /// The last answer.
+    pub(super) last_probe: Option<Probed>,
+    /// Why it was last judged not to be eligible.
+    pub(super) out_for: Option<String>,
 }
 
 impl Standing {
@@ -22,7 +42,7 @@ impl Standing {
                 Health::new(checks.plan.healthy_threshold, checks.plan.unhealthy_threshold);
             (checks, health)
         });
-        Self { resolved, checked }
+        Self { resolved, checked, last_probe: None, out_for: None }
     }
 
     /// Has it judged by `checks` from now on. What is known stays known where the same is asked;
@@ -45,12 +65,27 @@ impl Standing {
             };
             (checks, health)
         });
+        if !same {
+            (self.last_probe, self.out_for) = (None, None);
+        }
         !same || self.checked.as_ref().is_some_and(|(_, health)| health.is_settling())
     }
 
     /// What probes say.
     pub(super) fn health(&mut self) -> Option<&mut Health> {
         self.checked.as_mut().map(|(_, health)| health)
+    }
+
+    /// Why it may not be chosen, whatever its breaker says; `None`: it may.
+    pub(super) fn why_not(&self) -> Option<String> {
+        if !self.resolved {
+            return Some("name not resolved".to_owned());
+        }
+        match &self.out_for {
+            _ if self.is_healthy() => None,
+            Some(why) => Some(format!("health checks: {why}")),
+            None => Some("health checks: no verdict yet".to_owned()),
+        }
     }
 
     /// Whether it may be chosen if its breaker agrees.
