@@ -5,6 +5,7 @@
 mod taken;
 
 use schemars::JsonSchema;
+use schemars::generate::SchemaSettings;
 use serde::{Deserialize, Serialize};
 
 use crate::live::Process;
@@ -63,7 +64,6 @@ pub struct Config {
     /// The last reload was refused: the file is not what is in force.
     pub last_rejected: bool,
     /// Why one was last refused, in words; null: none was.
-    #[schemars(required)]
     pub last_error: Option<String>,
 }
 
@@ -115,14 +115,12 @@ pub struct Route {
     /// Its name.
     pub name: String,
     /// A name, or `*.` and a domain; null: any host.
-    #[schemars(required)]
     pub host: Option<String>,
     /// Which paths.
     pub path_prefix: String,
     /// What is done with a request: `pool`, `redirect`, `respond`.
     pub action: String,
     /// The pool that requests are sent to, if they are.
-    #[schemars(required)]
     pub pool: Option<String>,
     /// Requests answered.
     pub requests: u64,
@@ -184,7 +182,6 @@ pub struct Upstream {
     pub eligible: bool,
     /// Why not, in words: `name not resolved`, `health checks: ` and the reason, `breaker open`,
     /// `breaker tests it`; null: it may.
-    #[schemars(required)]
     pub why_not: Option<String>,
     /// Its circuit breaker.
     pub breaker: Breaker,
@@ -194,14 +191,12 @@ pub struct Upstream {
     pub max_in_flight: u64,
     /// Moving average of the time to the head of an answer, in milliseconds; null: there was none
     /// lately.
-    #[schemars(required)]
     pub ewma_ms: Option<f64>,
     /// Tries, whatever came of them.
     pub requests: u64,
     /// Tries without a whole answer, or with a status that counts as a failure.
     pub failures: u64,
     /// What the last probe has found; null: there was none.
-    #[schemars(required)]
     pub last_probe: Option<Probe>,
     /// Where it is, by now.
     pub addresses: Vec<String>,
@@ -249,5 +244,7 @@ impl Status {
 
 /// JSON Schema of [`Status`].
 pub fn schema() -> serde_json::Value {
-    schemars::schema_for!(Status).to_value()
+    // As it is written: every key is there, if only as null.
+    let settings = SchemaSettings::draft2020_12().for_serialize();
+    settings.into_generator().into_root_schema_for::<Status>().to_value()
 }

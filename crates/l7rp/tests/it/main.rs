@@ -89,6 +89,7 @@ mod shedding;
 mod slow;
 mod starting;
 mod status;
+mod status_tools;
 mod storm;
 mod tls;
 mod tls_clients;
