@@ -255,7 +255,7 @@ impl Service {
                 reloads.rejected.up();
                 let generation = process.generation();
                 let why = errors.first().map_or("", String::as_str);
-                *lock(&reloads.last_error) = why.to_owned();
+                why.clone_into(&mut lock(&reloads.last_error));
                 self.manager.ready(&format!("{}; reload refused: {why}", serving(&self.running)));
                 self.events.emit(&Event::ConfigRejected { cause, generation, took_ms, errors });
             }

@@ -153,7 +153,7 @@ pub enum Against {
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "Exit codes: 0 shown, 1 the instance cannot be asked, 2 wrong usage.")]
 pub struct Status {
-    /// Admin address of the instance: http://HOST:PORT or unix:/PATH
+    /// Admin address of the instance: `http://HOST:PORT` or `unix:/PATH`
     #[arg(long, value_name = "URL", default_value = ADMIN)]
     pub admin: Instance,
     /// Print what it says as JSON, whose schema it has at /-/status.schema.json
@@ -166,7 +166,7 @@ pub struct Status {
 #[command(after_help = "Keys: q, Esc, Ctrl-C quit; p pause; s sort as configured, by requests, \
                         by errors; arrows scroll.")]
 pub struct Top {
-    /// Admin address of the instance: http://HOST:PORT or unix:/PATH
+    /// Admin address of the instance: `http://HOST:PORT` or `unix:/PATH`
     #[arg(long, value_name = "URL", default_value = ADMIN)]
     pub admin: Instance,
     /// How often to ask: 1s, 500ms, 1m

@@ -5,6 +5,8 @@
 
 mod table;
 
+use std::fmt::Write;
+
 use crate::admin::status::{Config, Listener, Pool, Route, Status, Upstream};
 use crate::cli::terminal::visible;
 
@@ -212,7 +214,7 @@ fn pool(of: &Pool, since: &Since<'_>, wish: Wish<'_>) -> Vec<Line> {
         self::of(of.in_flight, of.max_in_flight)
     );
     if of.budget_exhausted > 0 {
-        words += &format!(", {} tries beyond the budget", of.budget_exhausted);
+        let _ = write!(words, ", {} tries beyond the budget", of.budget_exhausted);
     }
     let tone = if well == 0 { Tone::Bad } else { Tone::Plain };
     let mut lines = vec![vec![(format!("POOL {}", visible(&of.name)), Tone::Head), (words, tone)]];

@@ -24,9 +24,10 @@ pub(super) fn run(asked: &arguments::Status) -> ExitCode {
     }
     // What is not read on a terminal is cut nowhere.
     let size = || ratatui::crossterm::terminal::size().ok();
-    let width = match std::io::stdout().is_terminal() {
-        true => size().map_or(LEAST_WIDTH, |(width, _)| LEAST_WIDTH.max(width.into())),
-        false => usize::MAX,
+    let width = if std::io::stdout().is_terminal() {
+        size().map_or(LEAST_WIDTH, |(width, _)| LEAST_WIDTH.max(width.into()))
+    } else {
+        usize::MAX
     };
     let wish = Wish { counters: Counters::Totals, order: Order::File, width };
     let mut text = String::new();

@@ -1,5 +1,6 @@
 //! Standard output and error, without the panics of `print!` when a reader has left.
 
+use std::fmt::Write as _;
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::process::ExitCode;
 
@@ -66,7 +67,9 @@ pub(super) fn visible_json(text: &str) -> String {
     for c in text.chars() {
         match c {
             '\n' => shown.push(c),
-            c if acts(c) => shown.push_str(&format!("\\u{:04x}", u32::from(c))),
+            c if acts(c) => {
+                let _ = write!(shown, "\\u{:04x}", u32::from(c));
+            }
             c => shown.push(c),
         }
     }

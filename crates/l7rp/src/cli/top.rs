@@ -79,13 +79,11 @@ fn show(
                 break;
             }
             if event::poll(SOON)? {
-                match event::read()? {
-                    Event::Key(key) if key.kind != KeyEventKind::Release => {
-                        if !press(&mut screen, key.code, key.modifiers) {
-                            return Ok(());
-                        }
-                    }
-                    _ => {}
+                if let Event::Key(key) = event::read()?
+                    && key.kind != KeyEventKind::Release
+                    && !press(&mut screen, key.code, key.modifiers)
+                {
+                    return Ok(());
                 }
                 break;
             }

@@ -1,8 +1,10 @@
 //! The live page, as a browser shows it.
 
+use std::fmt::Display;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
-use l7rp_testkit::{Client, Message, Origin, Proxy, reply};
+use l7rp_testkit::{Call, Client, Message, Origin, Proxy, SOON, Then, reply};
 
 use crate::setup::{get, over};
 
@@ -10,15 +12,15 @@ fn ask(proxy: &Proxy, path: &str, accept: &str) -> Message {
     Client::connect(proxy.admin()).ask(get("admin", path, &format!("Accept: {accept}\r\n")))
 }
 
-/// The page once its script has run for some seconds of its own time.
-fn seen(proxy: &Proxy) -> String {
+/// The page at `admin` once its script has run for some seconds of its own time.
+fn seen(admin: impl Display) -> String {
     let profile = tempfile::tempdir().expect("a directory");
     let output = Command::new("chromium")
         .args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"])
         .args(["--disable-background-networking", "--disable-component-update", "--disable-sync"])
         .arg(format!("--user-data-dir={}", profile.path().display()))
         .args(["--virtual-time-budget=4000", "--dump-dom"])
-        .arg(format!("http://{}/", proxy.admin()))
+        .arg(format!("http://{admin}/"))
         .stderr(Stdio::null())
         .output()
         .expect("chromium, of the package of that name, is installed");
@@ -68,9 +70,9 @@ fn a_browser_shows_routes_and_upstreams_as_text() {
     proxy.wait_for_event(
         "upstream_health_changed",
         |event| event["upstream"] == url.as_str(),
-        l7rp_testkit::SOON,
+        SOON,
     );
-    let page = seen(&proxy);
+    let page = seen(proxy.admin());
     assert!(page.contains("<title>l7rp: ✔ ready</title>"), "{page}");
     assert!(page.contains(">r</td>"), "{page}");
     assert!(page.contains("&lt;script&gt;document.title=`owned`&lt;/script&gt;"), "{page}");
@@ -79,4 +81,30 @@ fn a_browser_shows_routes_and_upstreams_as_text() {
     assert!(page.contains("✘ out: health checks: connect_refused"), "{page}");
     assert!(page.contains("✔ status:200, "), "{page}");
     assert!(page.contains("role=\"alert\" hidden"), "{page}");
+}
+
+#[test]
+fn a_browser_says_that_the_proxy_is_gone() {
+    let origin = Origin::start(reply::name("x"));
+    let proxy = over(&[&origin]).start();
+    let asked = AtomicUsize::new(0);
+    // What the admin address says, until it has said once how it is.
+    let gone = Origin::start(move |call: &mut Call<'_>| {
+        let path = call.request.target().to_owned();
+        if path == "/status" && asked.fetch_add(1, SeqCst) > 0 {
+            return Then::Close;
+        }
+        let answer = ask(&proxy, &path, if path == "/" { "text/html" } else { "*/*" });
+        let (kind, body) = (answer.get("content-type").unwrap_or_default(), answer.text());
+        call.send(format!(
+            "HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nContent-Length: {}\r\n\r\n{body}",
+            body.len()
+        ));
+        Then::Close
+    });
+    let page = seen(gone.url().trim_start_matches("http://"));
+    assert!(page.contains("<title>l7rp: not reached</title>"), "{page}");
+    assert!(page.contains("✘ The proxy cannot be reached since "), "{page}");
+    assert!(page.contains("<main id=\"main\" class=\"stale\">"), "{page}");
+    assert!(page.contains(">r</td>"), "what it said last: {page}");
 }

@@ -36,7 +36,7 @@ pub(super) fn status(process: &Process) -> Status {
         connections: going.connections,
         tunnels: going.tunnels,
         log_lines_dropped: process.events.log().dropped(),
-        panics: process.panics.all().iter().map(|(_, count)| count).sum(),
+        panics: process.panics.all().values().sum(),
         config: config(process),
         listeners: snapshot.listeners.iter().map(|one| listener(one, wall)).collect(),
         routes: snapshot.routes.iter().map(|one| route(one, &snapshot)).collect(),
@@ -76,7 +76,7 @@ fn listener(of: &live::Listener, wall: u64) -> Listener {
             .map(|shown| Certificate {
                 host: shown.host,
                 expires: timestamp(shown.not_after.max(0) as u64 * 1000),
-                expires_in_s: shown.not_after - (wall / 1000) as i64,
+                expires_in_s: shown.not_after - (wall / 1000).cast_signed(),
             })
             .collect(),
         connections: of.connections.used().into(),

@@ -41,11 +41,13 @@ pub(super) fn table(columns: &[Column], rows: Vec<Vec<Piece>>, width: usize) -> 
             let text = cut(text, widths[ix]);
             let room = " ".repeat(widths[ix].saturating_sub(length(&text)));
             let gap = if ix == 0 { "" } else { &" ".repeat(GAP) };
-            let text = match column.right {
-                true => format!("{gap}{room}{text}"),
-                // Nothing follows the last.
-                false if ix + 1 == columns.len() => format!("{gap}{text}"),
-                false => format!("{gap}{text}{room}"),
+            let text = if column.right {
+                format!("{gap}{room}{text}")
+            } else if ix + 1 == columns.len() {
+                // Nothing follows.
+                format!("{gap}{text}")
+            } else {
+                format!("{gap}{text}{room}")
             };
             line.push((text, tone));
         }

@@ -1,7 +1,7 @@
 //! What `top` shows, and how.
 
 use ratatui::Frame;
-use ratatui::layout::Rect;
+use ratatui::layout::{Constraint, Layout};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line as Drawn, Span};
 use ratatui::widgets::Paragraph;
@@ -68,23 +68,27 @@ impl Screen {
         self.above = self.above.saturating_add_signed(by);
     }
 
+    /// What must not be scrolled away.
+    fn alarm(&self) -> Vec<Line> {
+        let old = if self.now.is_some() { "; below is what it said last" } else { "" };
+        let alarm = |why: &String| {
+            let first = format!("NOT REACHED, trying again{old}");
+            [first, why.clone()].map(|words| vec![(words, Tone::Bad)]).to_vec()
+        };
+        self.lost.as_ref().map(alarm).unwrap_or_default()
+    }
+
     fn lines(&self, width: usize) -> Vec<Line> {
-        let mut all = Vec::new();
-        if let Some(why) = &self.lost {
-            let since = if self.now.is_some() { "; below is what it said last" } else { "" };
-            all.push(vec![(format!("NOT REACHED: {why}{since}. Trying again."), Tone::Bad)]);
-        }
         match &self.now {
             Some(now) => {
                 let counters = Counters::Rates(self.before.as_ref());
-                all.extend(lines(now, Wish { counters, order: self.order, width }));
+                lines(now, Wish { counters, order: self.order, width })
             }
             None if self.lost.is_none() => {
-                all.push(vec![(format!("asking {} …", self.instance), Tone::Faint)]);
+                vec![vec![(format!("asking {} …", self.instance), Tone::Faint)]]
             }
-            None => {}
+            None => Vec::new(),
         }
-        all
     }
 
     fn foot(&self) -> String {
@@ -100,13 +104,19 @@ impl Screen {
 
 /// Draws it all.
 pub(super) fn draw(frame: &mut Frame<'_>, screen: &mut Screen) {
+    let alarm = screen.alarm();
     let area = frame.area();
-    let body = Rect { height: area.height.saturating_sub(1), ..area };
-    let foot = Rect { y: area.y + body.height, height: area.height.min(1), ..area };
+    let rows = [
+        Constraint::Length(alarm.len() as u16),
+        Constraint::Min(0),
+        Constraint::Length(area.height.min(1)),
+    ];
+    let [top, body, foot] = Layout::vertical(rows).areas(area);
     let all = screen.lines(body.width.into());
     screen.above = screen.above.min(all.len().saturating_sub(body.height.into()));
     let shown: Vec<Drawn<'_>> =
         all.into_iter().skip(screen.above).take(body.height.into()).map(drawn).collect();
+    frame.render_widget(Paragraph::new(alarm.into_iter().map(drawn).collect::<Vec<_>>()), top);
     frame.render_widget(Paragraph::new(shown), body);
     let style = Style::new().add_modifier(Modifier::REVERSED);
     frame.render_widget(Paragraph::new(screen.foot()).style(style), foot);
@@ -234,8 +244,10 @@ mod tests {
         screen.pause();
         screen.take(Err("cannot ask: refused".to_owned()));
         let lost = seen(&mut screen, 80, 20);
-        assert!(lost[0].starts_with("NOT REACHED: cannot ask: refused; below is"), "{lost:#?}");
-        assert!(lost[1].starts_with("l7rp 1.2.3"));
+        assert!(lost[0].starts_with("NOT REACHED, trying again; below is"), "{lost:#?}");
+        assert!(lost[1] == "cannot ask: refused" && lost[2].starts_with("l7rp 1.2.3"));
+        screen.scroll(isize::MAX);
+        assert_eq!(seen(&mut screen, 80, 8)[..2], lost[..2]);
         screen.take(Ok(status(3000, 9, "busy")));
         assert!(seen(&mut screen, 80, 20)[0].starts_with("l7rp 1.2.3"));
     }
