@@ -61,6 +61,7 @@ pub(crate) const SYSTEM: &[System] = &[
     tool("pebble", "pebble", "a CA that is not ours"),
     tool("strace", "strace", "counts system calls"),
     tool("jq", "jq", "judges JSON output"),
+    tool("chromium", "chromium", "a browser that shows the live page"),
     python("grpc", "python3-grpcio", "a gRPC peer that is not tonic"),
     python("pip", "python3-pip", "brings what Debian has no package of"),
 ];

@@ -25,6 +25,7 @@ use crate::observe::log::Log;
 use crate::orders::{Order, Outcome};
 use crate::running::{self, Reloaded, Running};
 use crate::serve::doors::Given;
+use crate::sync::lock;
 use crate::systemd::{self, Notify};
 use signals::{Signals, Wish, ignore};
 use upgrade::{Inheritance, Upgrade};
@@ -283,6 +284,7 @@ impl Service {
                 reloads.rejected.up();
                 let generation = process.generation();
                 let why = errors.first().map_or("", String::as_str);
+                why.clone_into(&mut lock(&reloads.last_error));
                 self.manager.ready(&format!("{}; reload refused: {why}", serving(&self.running)));
                 let saw = errors.clone();
                 let event = Event::ConfigRejected { cause, by, generation, took_ms, errors: saw };

@@ -4,6 +4,8 @@ use l7rp_core::http1::request::Method;
 
 use super::actions;
 use super::http::{Answer, Asked, JSON};
+use super::page;
+use super::status::{self, Status};
 use crate::config;
 use crate::explain::explain;
 use crate::live::Process;
@@ -11,6 +13,7 @@ use crate::observe::metrics;
 
 pub(super) async fn answer(asked: &Asked<'_>, process: &Process) -> Answer {
     match asked.method {
+        Method::Get | Method::Head if asked.path == b"/" => page::front(asked),
         Method::Get | Method::Head => look(asked.path, process),
         // It changes nothing: it is a look that needs more room than a target has.
         Method::Post if asked.path == b"/-/explain" => explained(asked.body, process),
@@ -47,11 +50,10 @@ fn look(path: &[u8], process: &Process) -> Answer {
         b"/readyz" if process.is_ready() => Answer::text("204 No Content", ""),
         b"/-/ready" | b"/readyz" => Answer::text("503 Service Unavailable", "no backend ready\n"),
         b"/-/log-level" => actions::show_log_level(process),
-        b"/" => {
-            let looks = "/metrics /-/healthz /-/ready /-/version /-/plan /livez /readyz";
-            let posts = actions::PATHS.join(" ");
-            Answer::text("200 OK", format!("{looks}\nPOST: /-/explain {posts}\n"))
-        }
+        b"/status" => Answer::json(&Status::of(process)),
+        b"/-/status.schema.json" => Answer::json(&status::schema()),
+        b"/-/page.js" => page::script(),
+        b"/-/page.css" => page::style(),
         _ if actions::PATHS.iter().any(|known| known.as_bytes() == path) => {
             let answer = Answer::text("405 Method Not Allowed", "this is for POST\n");
             Answer { fields: "Allow: POST\r\n", ..answer }

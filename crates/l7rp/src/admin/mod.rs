@@ -7,11 +7,15 @@
 //! | `endpoints` | which answer |
 //! | `access` | who may change something |
 //! | `actions` | what can be changed |
+//! | [`status`] | what the process is about, as one value |
+//! | `page` | the same for people, live |
 
 mod access;
 mod actions;
 mod endpoints;
 mod http;
+mod page;
+pub mod status;
 
 use std::fs::File;
 use std::future::poll_fn;

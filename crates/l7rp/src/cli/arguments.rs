@@ -97,6 +97,10 @@ pub enum Command {
     Explain(Explain),
     /// Print the JSON Schema of the configuration, for editors
     Schema,
+    /// Show how a running instance is doing
+    Status(Status),
+    /// The same, live
+    Top(Top),
     /// Run a backend that misbehaves on demand
     Backend(Backend),
     /// Run a proxy and three backends to play with
@@ -177,6 +181,34 @@ pub struct Explain {
     #[arg(long)]
     pub json: bool,
 }
+
+/// `l7rp status`
+#[derive(Args, Clone, Debug)]
+#[command(after_help = "Exit codes: 0 shown, 1 the instance cannot be asked, 2 wrong usage.")]
+pub struct Status {
+    /// Admin address of the instance: `http://HOST:PORT` or `unix:/PATH`
+    #[arg(long, value_name = "URL", default_value = ADMIN)]
+    pub admin: Instance,
+    /// Print what it says as JSON, whose schema it has at /-/status.schema.json
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `l7rp top`
+#[derive(Args, Clone, Debug)]
+#[command(after_help = "Keys: q, Esc, Ctrl-C quit; p pause; s sort as configured, by requests, \
+                        by errors; arrows scroll.")]
+pub struct Top {
+    /// Admin address of the instance: `http://HOST:PORT` or `unix:/PATH`
+    #[arg(long, value_name = "URL", default_value = ADMIN)]
+    pub admin: Instance,
+    /// How often to ask: 1s, 500ms, 1m
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = interval)]
+    pub interval: Duration,
+}
+
+/// Where an instance is asked unless its configuration or flags say otherwise.
+const ADMIN: &str = "http://127.0.0.1:9090";
 
 /// `l7rp backend`
 #[derive(Args, Clone, Debug)]
@@ -297,6 +329,12 @@ fn name(text: &str) -> Result<String, String> {
     } else {
         Err("it is 1 to 64 visible ASCII characters".to_owned())
     }
+}
+
+fn interval(text: &str) -> Result<Duration, String> {
+    const LEAST: Duration = Duration::from_millis(100);
+    let interval = time(text, "s").filter(|interval| *interval >= LEAST);
+    interval.ok_or_else(|| "write a time of 100ms or more, like 1s or 500ms".to_owned())
 }
 
 fn milliseconds(text: &str) -> Result<Duration, String> {

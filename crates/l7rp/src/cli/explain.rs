@@ -15,7 +15,7 @@ use crate::clock::Clock;
 use crate::config::plan::Plan;
 use crate::config::{self, Files, Severity};
 use crate::explain::{Asked, Explanation, explain};
-use crate::live::Process;
+use crate::live::{Made, Process};
 use crate::observe::event::{Events, Level};
 use crate::observe::log::Log;
 use crate::tls::Material;
@@ -72,5 +72,6 @@ fn at_rest(plan: Plan) -> std::io::Result<Process> {
         listeners: plan.listeners.iter().map(|_| None).collect(),
         pools: plan.pools.iter().map(|_| None).collect(),
     };
-    Ok(Process::new(Clock::new(), &events, 1, 1024, plan, doors, tls))
+    let made = Made { doors, tls, tracer: None };
+    Ok(Process::new(Clock::new(), &events, 1, 1024, plan, made))
 }

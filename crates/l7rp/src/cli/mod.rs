@@ -5,12 +5,14 @@
 //! | `arguments` | flags and subcommands, as written |
 //! | `go_flags` | `-config=x` → `--config=x` |
 //! | `ask` | a running instance, asked at its admin address |
+//! | `board` | what an instance says of itself, as lines |
 //! | `terminal` | standard output and error |
 //! | all others | one subcommand each |
 
 mod arguments;
 mod ask;
 mod backend;
+mod board;
 mod check;
 mod completions;
 mod demo;
@@ -20,7 +22,9 @@ mod man;
 mod plan;
 mod schema;
 mod serve;
+mod status;
 mod terminal;
+mod top;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -54,6 +58,8 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Some(arguments::Command::Plan(asked)) => plan::run(&asked),
         Some(arguments::Command::Explain(asked)) => explain::run(&asked),
         Some(arguments::Command::Schema) => schema::run(),
+        Some(arguments::Command::Status(asked)) => status::run(&asked),
+        Some(arguments::Command::Top(asked)) => top::run(&asked),
         Some(arguments::Command::Backend(asked)) => backend::run(&asked),
         Some(arguments::Command::Demo(asked)) => demo::run(&asked),
         Some(arguments::Command::Completions(asked)) => completions::run(&asked),
@@ -98,12 +104,10 @@ mod tests {
         for line in help.lines() {
             assert!(line.chars().count() <= 80, "{line}");
         }
-        for (name, width) in
-            [("backend", 80), ("demo", 80), ("check", 80), ("plan", 80), ("explain", 80)]
-        {
+        for name in ["backend", "demo", "check", "plan", "status", "top", "explain"] {
             let mut command = Arguments::command();
             let command = command.find_subcommand_mut(name).unwrap();
-            let help = command.clone().term_width(width).render_help().to_string();
+            let help = command.clone().term_width(80).render_help().to_string();
             assert!(help.lines().count() <= 24, "{name}:\n{help}");
         }
     }
@@ -145,6 +149,9 @@ mod tests {
             "l7rp backend --listen 127.0.0.1:9001 --name one --fail-every 3",
             "l7rp backend -name=one --hang --slow 300 --fault-every 2",
             "l7rp backend --drop-mid --drip 5 --flap 10,500ms",
+            "l7rp status",
+            "l7rp status -admin=unix:/run/l7rp.sock --json",
+            "l7rp top --admin http://[::1]:9090 --interval 500ms",
             "l7rp demo",
             "l7rp completions bash",
             "l7rp man",
@@ -178,6 +185,8 @@ mod tests {
             ("l7rp explain --config a.yaml --admin http://a:1 /", "--admin"),
             ("l7rp explain --admin https://a:1 /", "http://HOST:PORT"),
             ("l7rp explain --client localhost /", "--client"),
+            ("l7rp status --admin 127.0.0.1:9090", "http://HOST:PORT"),
+            ("l7rp top --interval 1ms", "100ms"),
             ("l7rp demo --config a.yaml", "--config"),
             ("l7rp --config a.yaml demo", "demo"),
             ("l7rp backend --hang --close", "--close"),

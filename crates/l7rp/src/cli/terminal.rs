@@ -1,5 +1,6 @@
 //! Standard output and error, without the panics of `print!` when a reader has left.
 
+use std::fmt::Write as _;
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::process::ExitCode;
 
@@ -46,13 +47,64 @@ pub(super) fn color() -> bool {
     std::io::stderr().is_terminal() && !is_set("NO_COLOR") && !is_dumb
 }
 
-/// Without what could move the cursor of a terminal, or turn the direction of its text: it may
-/// come from elsewhere.
-pub(super) fn safe(text: &str) -> String {
-    let turns = |c| matches!(c, '\u{200e}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    let mut out = String::with_capacity(text.len());
+/// `text` as it may be shown on a terminal, whoever has sent it: what would do something there,
+/// or change the order of what is read, is written out.
+pub(super) fn visible(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
-        if c.is_control() || turns(c) { out.extend(c.escape_debug()) } else { out.push(c) }
+        if acts(c) {
+            shown.extend(c.escape_unicode());
+        } else {
+            shown.push(c);
+        }
     }
-    out
+    shown
+}
+
+/// The same of JSON that is printed: it means what it meant.
+pub(super) fn visible_json(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '\n' => shown.push(c),
+            c if acts(c) => {
+                let _ = write!(shown, "\\u{:04x}", u32::from(c));
+            }
+            c => shown.push(c),
+        }
+    }
+    shown
+}
+
+/// Whether a terminal does something else with it than show it: control characters, and those
+/// that are not seen or turn the direction of what is.
+fn acts(c: char) -> bool {
+    let hides = matches!(
+        c,
+        '\u{ad}' | '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}' | '\u{feff}'
+    );
+    c.is_control() || hides
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_acts_on_a_terminal() {
+        for (text, shown) in [
+            ("plain ünïcode 名", "plain ünïcode 名"),
+            ("\u{1b}[2J", "\\u{1b}[2J"),
+            ("a\r\nb\tc", "a\\u{d}\\u{a}b\\u{9}c"),
+            ("\u{9b}31m\u{7f}", "\\u{9b}31m\\u{7f}"),
+            ("user\u{202e}txt", "user\\u{202e}txt"),
+        ] {
+            assert_eq!(visible(text), shown, "{text:?}");
+        }
+        let value = serde_json::json!({ "a": "\u{1b}\u{9b}\u{202e}\u{7f}" });
+        let shown = visible_json(&format!("{value:#}"));
+        assert!(!shown.chars().any(|c| c != '\n' && acts(c)), "{shown:?}");
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&shown).unwrap(), value);
+    }
 }

@@ -206,7 +206,8 @@ impl<'a> Tries<'_, '_, 'a> {
 
     /// There is nobody to try: what it comes to, after `last` or for `none`.
     fn nobody(&mut self, last: Option<Failure>, none: Failure) -> Failure {
-        self.record.refused = self.attempt.pool.refusals(&self.tried);
+        self.record.refused =
+            self.attempt.pool.refusals(&self.tried, self.attempt.x.worker.process.clock.now());
         self.record.stop = last.map(|_| Stop::NoUpstream);
         last.unwrap_or(none)
     }

@@ -175,7 +175,8 @@ impl<'a> Exchange<'a> {
         let (is_call, timeout) = judge::call(&incoming);
         let client_deadline =
             timeout.map_or(Nanos::NEVER, |timeout| incoming.arrived.plus(timeout).plus(GRACE));
-        let trace = snapshot.tracer.as_ref().and_then(|tracer| begin_trace(tracer.sampler(), &incoming));
+        let trace =
+            snapshot.tracer.as_ref().and_then(|tracer| begin_trace(tracer.sampler(), &incoming));
         Self { worker, snapshot, listener, incoming, is_call, client_deadline, trace }
     }
 

@@ -117,7 +117,7 @@ impl PoolView {
             let in_flight = upstream.seat.in_flight();
             let latency_ms = pool.latency(upstream, now).map(|seconds| seconds * 1e3);
             candidate.live = Some(Known {
-                obstacle: pool.obstacle(ix, now),
+                obstacle: pool.obstacle(ix, now).map(|obstacle| obstacle.to_string()),
                 in_flight,
                 latency_ms,
                 score: latency_ms.map(|ms| ms * (1.0 + f64::from(in_flight))),

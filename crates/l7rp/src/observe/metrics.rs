@@ -9,8 +9,8 @@ use l7rp_core::failure::Scope;
 use l7rp_core::http1::request::Method;
 
 use super::stats::{
-    BAD_REASONS, BUCKETS, ByStatus, Count, DurationSum, ListenerStats, RouteStats, STATES,
-    TLS_FAILURES, UpstreamStats, state_name, tls_failure_name,
+    BAD_REASONS, BUCKETS, Count, DurationSum, ListenerStats, RouteStats, STATES, TLS_FAILURES,
+    UpstreamStats, by_status, connections, state_name, tls_failure_name,
 };
 use crate::http2::meter::Flood;
 use crate::live::{Going, Process, Snapshot};
@@ -78,15 +78,6 @@ impl Text {
         self.sample(&format!("{name}_sum"), labels, sum.seconds);
         self.sample(&format!("{name}_count"), labels, total);
     }
-}
-
-/// The counts by status of several shards.
-fn by_status<'a>(shards: impl Iterator<Item = &'a ByStatus>) -> Vec<(u16, u64)> {
-    let mut sums = std::collections::BTreeMap::new();
-    for shard in shards {
-        shard.each(|status, count| *sums.entry(status).or_default() += count);
-    }
-    sums.into_iter().collect()
 }
 
 fn routes(text: &mut Text, snapshot: &Snapshot) {
@@ -255,11 +246,7 @@ fn upstreams(text: &mut Text, snapshot: &Snapshot) {
     let name = "proxy_upstream_connections";
     text.family(name, "gauge", "Connections to an upstream, idle and in use.");
     each_upstream(snapshot, |labels, upstream, _| {
-        let idle = |s: &UpstreamStats| s.idle.load(Relaxed) + s.idle_h2.load(Relaxed);
-        let idle: u64 = upstream.stats.iter().map(idle).sum();
-        let opened = sum(upstream, |s| &s.connects);
-        let open = opened.saturating_sub(sum(upstream, |s| &s.closes));
-        let active = open.saturating_sub(idle);
+        let (idle, active) = connections(&upstream.stats);
         text.sample(name, &[labels[0], labels[1], ("state", "idle")], idle);
         text.sample(name, &[labels[0], labels[1], ("state", "active")], active);
     });

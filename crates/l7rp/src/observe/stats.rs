@@ -126,6 +126,15 @@ impl ByStatus {
     }
 }
 
+/// The counts by status of several shards.
+pub fn by_status<'a>(shards: impl Iterator<Item = &'a ByStatus>) -> Vec<(u16, u64)> {
+    let mut sums = BTreeMap::new();
+    for shard in shards {
+        shard.each(|status, count| *sums.entry(status).or_default() += count);
+    }
+    sums.into_iter().collect()
+}
+
 /// Requests of one method on one route.
 #[derive(Debug, Default)]
 pub struct MethodStats {
@@ -193,6 +202,15 @@ pub struct UpstreamStats {
     pub idle: AtomicU64,
     /// Of those that carry many requests, the ones without any; likewise.
     pub idle_h2: AtomicU64,
+}
+
+/// Connections to an upstream, of all its shards: idle, and in use.
+pub fn connections(shards: &[UpstreamStats]) -> (u64, u64) {
+    let idle = |s: &UpstreamStats| s.idle.load(Relaxed) + s.idle_h2.load(Relaxed);
+    let idle: u64 = shards.iter().map(idle).sum();
+    let closed: u64 = shards.iter().map(|s| s.closes.get()).sum();
+    let opened: u64 = shards.iter().map(|s| s.connects.get()).sum();
+    (idle, opened.saturating_sub(closed).saturating_sub(idle))
 }
 
 /// How often breaker and health of one upstream have changed. Rare, so it may lock.
@@ -279,6 +297,8 @@ pub struct Reloads {
     pub last_success_ms: AtomicU64,
     /// From the signal to the end.
     pub duration: Durations,
+    /// Why the last one that was refused was refused; empty: none was.
+    pub last_error: Mutex<String>,
 }
 
 /// One worker's counters of one listener.

@@ -19,6 +19,7 @@ use l7rp_core::upstream::passive::Fault;
 
 use super::member::Upstream;
 use super::pool::Pool;
+use super::standing::Probed;
 use crate::observe::event::{Event, Events};
 use crate::observe::stats::state_name;
 use crate::sync::lock;
@@ -142,7 +143,7 @@ impl Lineage {
         }
         let mut standing = lock(&upstream.standing);
         if standing.health().is_some_and(Health::eject) {
-            why.clone_into(&mut standing.why);
+            standing.out_for = Some(why.to_owned());
             drop(standing);
             refresh(&generations, upstream);
             drop(generations);
@@ -156,13 +157,13 @@ impl Lineage {
         let (before, change) = {
             let mut standing = lock(&upstream.standing);
             let Some(health) = standing.health() else { return };
-            let told = (health.is_eligible(), health.probed(good));
-            if standing.is_healthy() {
-                standing.why.clear();
-            } else if !good {
-                why.clone_into(&mut standing.why);
+            let (before, change) = (health.is_eligible(), health.probed(good));
+            if change == Some(false) {
+                standing.out_for = Some(why.clone());
             }
-            told
+            let took = now.since(Nanos(upstream.probed_at.load(Relaxed)));
+            standing.last_probe = Some(Probed { at: now, took, good, why: why.clone() });
+            (before, change)
         };
         let Some(eligible) = change else { return };
         if eligible {

@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 
 use super::lineage::Lineage;
 use super::probe::Checks;
-use super::standing::Standing;
+use super::standing::{Probed, Standing};
 use crate::config::plan::{self, Scheme, UpstreamProtocol};
 use crate::observe::stats::{Transitions, UpstreamStats};
 use crate::sync::lock;
@@ -181,6 +181,11 @@ impl Upstream {
     pub(super) fn is_settling(&self) -> bool {
         let standing = lock(&self.standing);
         standing.checked.as_ref().is_some_and(|(_, health)| health.is_settling())
+    }
+
+    /// What the last probe has found, if there was one.
+    pub fn last_probe(&self) -> Option<Probed> {
+        lock(&self.standing).last_probe.clone()
     }
 
     /// Nothing in force uses it any more: its connections are of no use.

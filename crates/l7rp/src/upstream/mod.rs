@@ -7,13 +7,14 @@ pub mod hold;
 pub mod idle;
 pub mod lineage;
 mod member;
+pub mod obstacle;
 pub mod opening;
 mod place;
 pub mod pool;
 mod preview;
 pub mod probe;
 pub mod resolve;
-mod standing;
+pub mod standing;
 pub mod upkeep;
 
 #[cfg(test)]

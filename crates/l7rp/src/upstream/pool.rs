@@ -20,12 +20,8 @@ use super::member::{probe_patience, probe_timeout, same_address, same_rules};
 use super::probe::Checks;
 use crate::config::plan;
 use crate::observe::event::Events;
-use crate::observe::tries::Refusal;
 use crate::sync::lock;
 use crate::tls::Originator;
-
-/// As many are told of in one line of the log.
-const MOST_REFUSALS: usize = 16;
 
 /// A pool: one generation of it, which a reload that changes it replaces.
 #[derive(Debug)]
@@ -316,28 +312,6 @@ impl Pool {
         }
     }
 
-    /// Who may not be chosen now, and why: those that a request has not tried.
-    pub fn refusals(&self, tried: &Tried) -> Vec<Refusal<'_>> {
-        let why = |ix: usize, upstream: &Upstream| {
-            let standing = lock(&upstream.standing);
-            if !standing.resolved {
-                "unresolved"
-            } else if !standing.is_healthy() {
-                "unhealthy"
-            } else if upstream.breaker.admits_at().is_some() {
-                "breaker_open"
-            } else if self.seats.get(ix).is_some_and(|seat| !seat.has_room()) {
-                "at_limit"
-            } else {
-                ""
-            }
-        };
-        let untried = self.upstreams.iter().enumerate().filter(|(ix, _)| !tried.contains(*ix));
-        let all =
-            untried.map(|(ix, upstream)| Refusal { url: &upstream.url, why: why(ix, upstream) });
-        all.filter(|refusal| !refusal.why.is_empty()).take(MOST_REFUSALS).collect()
-    }
-
     /// Lets in whom time lets in.
     pub fn wake(&self, now: Nanos) {
         if now.0 < self.wake_at.load(Relaxed) {
@@ -376,7 +350,7 @@ impl Pool {
     }
 
     /// Whether a response with `status` counts as a failure.
-    pub(super) fn is_failure(&self, status: Status) -> bool {
+    pub fn is_failure(&self, status: Status) -> bool {
         let breaker = &self.plan.breaker;
         let within = |&(from, to): &(u16, u16)| (from..=to).contains(&status.http);
         breaker.failure_statuses.iter().any(within)

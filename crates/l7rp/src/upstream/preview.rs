@@ -3,11 +3,9 @@
 use l7rp_core::failure::Failure;
 use l7rp_core::names::Nanos;
 use l7rp_core::pick::{Ask, Eligible, Tried};
-use l7rp_core::upstream::breaker::State;
 use l7rp_core::upstream::ramp;
 
 use super::pool::{Pool, Wanted};
-use crate::sync::lock;
 
 impl Pool {
     /// How often each upstream would be chosen for a request with this key now, once for each of
@@ -47,40 +45,6 @@ impl Pool {
         let (tried, now) = (Tried::new(), Nanos(0));
         let (seats, eligible) = (&self.seats[..], &eligible);
         self.selector.peek(&Ask { seats, eligible, tried: &tried, key, now, draw: 0 })
-    }
-
-    /// Why the upstream at `ix` cannot be chosen now; `None`: it can.
-    pub fn obstacle(&self, ix: usize, now: Nanos) -> Option<String> {
-        self.wake(now);
-        let upstream = self.upstreams.get(ix)?;
-        let standing = lock(&upstream.standing);
-        if !standing.resolved {
-            return Some("its name is not resolved".to_owned());
-        }
-        if !standing.is_healthy() {
-            return Some(match standing.why.as_str() {
-                "" => "probes have not found it good yet".to_owned(),
-                why => format!("out by its health: {why}"),
-            });
-        }
-        drop(standing);
-        if !upstream.breaker.admits(now) {
-            let wait = upstream.breaker.admits_at().map_or(0.0, |at| at.since(now).as_secs_f64());
-            return Some(match upstream.breaker.state() {
-                State::HalfOpen => "its breaker is half-open and all tests are out".to_owned(),
-                State::Open | State::Closed => {
-                    format!("its breaker is open for another {wait:.1} s")
-                }
-            });
-        }
-        if !upstream.seat.has_room() {
-            return Some("it is at its max_in_flight".to_owned());
-        }
-        let stands_by = self.plan.upstreams.get(ix).is_some_and(|u| u.backup);
-        let others = || {
-            self.plan.upstreams.iter().enumerate().any(|(at, u)| !u.backup && self.is_eligible(at))
-        };
-        (stands_by && others()).then(|| "it stands by while another is eligible".to_owned())
     }
 
     /// The share of its picks that the upstream at `ix` takes while it warms up; `None`: it does

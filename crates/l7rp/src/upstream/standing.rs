@@ -1,9 +1,25 @@
 //! What is known of an upstream beside its breaker: whether its name has addresses, what probes
 //! say, and whether an operator has taken it out.
 
+use std::time::Duration;
+
+use l7rp_core::names::Nanos;
 use l7rp_core::upstream::health::Health;
 
 use super::probe::Checks;
+
+/// What a probe has found.
+#[derive(Clone, Debug)]
+pub struct Probed {
+    /// When it ended.
+    pub at: Nanos,
+    /// From its begin to the head of the answer, or to its failure.
+    pub took: Duration,
+    /// A good answer.
+    pub good: bool,
+    /// `status:CODE`, or one of a fixed list.
+    pub why: String,
+}
 
 /// What is known of one upstream beside its breaker.
 #[derive(Clone, Debug)]
@@ -14,8 +30,10 @@ pub(super) struct Standing {
     pub(super) checked: Option<(Checks, Health)>,
     /// An operator wants no new requests to go there.
     pub(super) drained: bool,
-    /// Why it was last judged to be unwell, as long as it is.
-    pub(super) why: String,
+    /// The last answer.
+    pub(super) last_probe: Option<Probed>,
+    /// Why it was last judged not to be eligible.
+    pub(super) out_for: Option<String>,
 }
 
 impl Standing {
@@ -26,7 +44,7 @@ impl Standing {
                 Health::new(checks.plan.healthy_threshold, checks.plan.unhealthy_threshold);
             (checks, health)
         });
-        Self { resolved, checked, drained: false, why: String::new() }
+        Self { resolved, checked, drained: false, last_probe: None, out_for: None }
     }
 
     /// Has it judged by `checks` from now on. What is known stays known where the same is asked;
@@ -49,6 +67,9 @@ impl Standing {
             };
             (checks, health)
         });
+        if !same {
+            (self.last_probe, self.out_for) = (None, None);
+        }
         !same || self.checked.as_ref().is_some_and(|(_, health)| health.is_settling())
     }
 

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::cli::terminal::safe;
+use crate::cli::terminal::visible;
 use crate::config::plan::Algorithm;
 use crate::explain::{
     Candidate, Explanation, PoolView, RouteOutcome, RouteView, StageOutcome, Verdict,
@@ -129,7 +129,7 @@ fn candidate_says(of: &Candidate, algorithm: Algorithm, live: bool) -> String {
 
 /// A label and what there is to say; below it where the label is long.
 fn row(out: &mut String, mark: &str, label: &str, says: &str) {
-    let label = format!("{mark}{}", safe(label));
+    let label = format!("{mark}{}", visible(label));
     let indent = " ".repeat(LABEL);
     if label.chars().count() < LABEL {
         wrap(out, &format!("{label:LABEL$}"), &indent, says);
@@ -147,7 +147,7 @@ fn wrap(out: &mut String, first: &str, indent: &str, words: &str) {
     let mut line = first.to_owned();
     let mut columns = line.chars().count();
     let mut is_empty = true;
-    for word in safe(words).split(' ') {
+    for word in visible(words).split(' ') {
         let mut word = word;
         let room = WIDTH - indent.len();
         let fits = columns + usize::from(!is_empty) + word.chars().count() <= WIDTH;

@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use serde_json::Value;
 
-use crate::cli::terminal::safe;
+use crate::cli::terminal::visible;
 use crate::config::Diff;
 use crate::config::diff::{Change, Changed};
 
@@ -57,7 +57,7 @@ pub(super) fn render(diff: &Diff, new: &Value) -> String {
 }
 
 fn line(out: &mut String, mark: char, kind: &str, name: &str, meaning: &str) {
-    let _ = writeln!(out, "{mark} {kind} {}{}", safe(name), in_brackets(meaning));
+    let _ = writeln!(out, "{mark} {kind} {}{}", visible(name), in_brackets(meaning));
 }
 
 fn in_brackets(meaning: &str) -> String {
@@ -138,7 +138,7 @@ fn from_to(change: &Change) -> String {
     let same = from.chars().zip(to.chars()).take_while(|(a, b)| a == b).count();
     let is_long = from.chars().count().max(to.chars().count()) > WIDTH;
     let skip = if is_long { same.saturating_sub(CONTEXT) } else { 0 };
-    format!("{}: {} → {}", safe(&change.key), cut(&from, skip), cut(&to, skip))
+    format!("{}: {} → {}", visible(&change.key), cut(&from, skip), cut(&to, skip))
 }
 
 fn cut(text: &str, skip: usize) -> String {
@@ -155,9 +155,9 @@ fn shown(value: &Value) -> String {
     match value {
         Value::Null => "none".to_owned(),
         Value::String(text) if !text.is_empty() && !text.contains(char::is_whitespace) => {
-            safe(text)
+            visible(text)
         }
-        value => safe(&value.to_string()),
+        value => visible(&value.to_string()),
     }
 }
 
