@@ -6,7 +6,7 @@
 
 use super::{Lint, at};
 use crate::config::file::KeyPath;
-use crate::config::plan::{Pool, Route};
+use crate::config::plan::{Pool, Retry, Route};
 
 const RULE: &str = "unreached-limit";
 
@@ -62,7 +62,7 @@ fn pool(lint: &mut Lint<'_>, index: usize, pool: &Pool, process: u32) {
         }
     }
     // Between two tries a request has its place in the pool alone.
-    let retries = |route: &Route| route.retry.as_ref().is_some_and(|retry| retry.retries());
+    let retries = |route: &Route| route.retry.as_ref().is_some_and(Retry::retries);
     let limits = pool.upstreams.iter().map(|upstream| upstream.max_in_flight);
     if !any
         && own > 0

@@ -104,24 +104,24 @@ struct What {
 }
 
 /// Methods that the route does not let in. `around`: the `retry` that lists them.
-fn methods(lint: &mut Lint<'_>, route: &Route, list: &[String], around: &KeyPath, what: &What) {
-    if route.methods.is_empty() {
+fn methods(lint: &mut Lint<'_>, route: &Route, wanted: &[String], around: &KeyPath, what: &What) {
+    if route.methods.is_empty() || wanted.is_empty() {
         return;
     }
     let help = format!("the route is for {}", listed(&route.methods));
     let comes = |method: &String| route.methods.contains(method);
     let at = around.key(what.key);
-    if !list.iter().any(comes) {
+    if !wanted.iter().any(comes) {
         let message = format!(
             "there is never a {}: the route lets none of {} in (`{}`)",
             what.made,
-            listed(list),
+            listed(wanted),
             what.key
         );
         lint.tell(what.rule, &at, &message, help);
     } else if lint.written(&at) {
         // HEAD is written beside GET by habit, and does no harm.
-        for method in list.iter().filter(|method| !comes(method) && *method != "HEAD") {
+        for method in wanted.iter().filter(|method| !comes(method) && *method != "HEAD") {
             let message = format!(
                 "there is never a {} of `{method}`: the route does not let it in",
                 what.made

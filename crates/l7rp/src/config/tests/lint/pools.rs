@@ -3,13 +3,11 @@
 use super::{answering, clean, found, pool, rest, route, upstreams};
 
 #[test]
-fn keys_that_nothing_uses() {
+fn keys_of_routes_that_nothing_uses() {
     let limit = |scope: &str| {
         route(&format!("middleware: [{{ rate_limit: {{ scope: {scope}, trust_proxy_hops: 1 }} }}]"))
     };
     let answer = |keys: &str| answering(&route(keys), "respond: { status: 204 }");
-    let selector = |keys: &str| pool(&format!("selector: {{ {keys} }}"));
-    let breaker = |keys: &str| pool(&format!("circuit_breaker: {{ {keys} }}"));
     found(&[
         (
             limit("per-route"),
@@ -43,6 +41,21 @@ fn keys_that_nothing_uses() {
             answer("tunnel_idle_timeout: 1m"),
             "7:26 routes[0].tunnel_idle_timeout: `tunnel_idle_timeout` does nothing: the route `all` sends no request to an upstream [needs-pool]",
         ),
+    ]);
+    clean(&[
+        limit("per-ip"),
+        answer(
+            "middleware: [{ rate_limit: {} }, { headers: { add_response: { a: b } } }]\nmax_body_bytes: 9\ntimeouts: {}",
+        ),
+        route("rewrite: { add_prefix: /a }\ntimeouts: { total: 1s }\ntunnel_idle_timeout: 1m"),
+    ]);
+}
+
+#[test]
+fn keys_of_pools_that_nothing_uses() {
+    let selector = |keys: &str| pool(&format!("selector: {{ {keys} }}"));
+    let breaker = |keys: &str| pool(&format!("circuit_breaker: {{ {keys} }}"));
+    found(&[
         (
             selector("algorithm: round-robin, ewma_half_life: 1s"),
             "7:57 upstream_pools[0].selector.ewma_half_life: `ewma_half_life` does nothing: the algorithm is `round-robin` [unused-key]",
@@ -77,11 +90,6 @@ fn keys_that_nothing_uses() {
         ),
     ]);
     clean(&[
-        limit("per-ip"),
-        answer(
-            "middleware: [{ rate_limit: {} }, { headers: { add_response: { a: b } } }]\nmax_body_bytes: 9\ntimeouts: {}",
-        ),
-        route("rewrite: { add_prefix: /a }\ntimeouts: { total: 1s }\ntunnel_idle_timeout: 1m"),
         selector("ewma_half_life: 1s"),
         selector(
             "algorithm: consistent-hash-bounded, hash_key: 'header:a', epsilon: 1, virtual_nodes: 1",

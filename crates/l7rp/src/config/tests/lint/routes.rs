@@ -39,6 +39,10 @@ fn routes_that_others_hide() {
             "13:5 routes[3]: the route `c` can never be taken: `a` on line 11 and `b` on line 12 together match all that it matches [unreachable-route]",
         ),
     ]);
+}
+
+#[test]
+fn routes_that_others_leave_something() {
     clean(&[
         // A longer prefix, a narrower host, a condition more: the others get the rest.
         routes(&[

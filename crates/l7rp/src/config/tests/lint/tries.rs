@@ -4,8 +4,6 @@ use super::{With, clean, found, retry, route, two};
 
 #[test]
 fn retries_that_are_never_made() {
-    let none = "retry_budget: { ratio: 0, min_per_second: 0 }";
-    let broke = |route: &str| With { pool: none, route, ..With::default() }.text();
     found(&[
         (
             retry("max_attempts: 1, backoff: 1ms, retry_on: [500]", ""),
@@ -39,6 +37,28 @@ fn retries_that_are_never_made() {
             retry("backoff: 2s", "timeouts: { total: 1s }"),
             "10:38 routes[0].middleware[0].retry.backoff: there is never a retry: half of `backoff` (2s) is not over before `timeouts.total` (1s) [never-retried]",
         ),
+    ]);
+    clean(&[
+        retry("max_attempts: 1", ""),
+        retry("max_attempts: 1, retry_on: [500], hedge_after: 1s", ""),
+        retry("max_attempts: 2, backoff: 1ms, retry_on: [500]", ""),
+        retry("retry_on: [], retry_methods: [], hedge_after: 1s", ""),
+        retry("retry_methods: [], hedge_after: 1s", "methods: [GET]"),
+        retry("retry_on: [], retry_on_grpc: [UNAVAILABLE]", ""),
+        retry("retry_on_grpc: [UNAVAILABLE]", "methods: [POST]"),
+        retry("hedgeable: [OPTIONS], hedge_after: 1s", "methods: [OPTIONS]"),
+        retry("", "methods: [GET, POST]"),
+        retry("retry_methods: [PUT, GET]", ""),
+        retry("backoff: 1999ms", "timeouts: { total: 1s }"),
+        retry("backoff: 2s", ""),
+    ]);
+}
+
+#[test]
+fn pools_that_have_nothing_for_them() {
+    let none = "retry_budget: { ratio: 0, min_per_second: 0 }";
+    let broke = |route: &str| With { pool: none, route, ..With::default() }.text();
+    found(&[
         (
             broke("middleware: [{ retry: {} }]"),
             "7:19 upstream_pools[0].retry_budget: the pool `backend` has no budget for extra tries, which the route `all` on line 9 asks for [no-budget]",
@@ -49,17 +69,6 @@ fn retries_that_are_never_made() {
         ),
     ]);
     clean(&[
-        retry("max_attempts: 1", ""),
-        retry("max_attempts: 1, retry_on: [500], hedge_after: 1s", ""),
-        retry("max_attempts: 2, backoff: 1ms, retry_on: [500]", ""),
-        retry("retry_on: [], retry_methods: [], hedge_after: 1s", ""),
-        retry("retry_on: [], retry_on_grpc: [UNAVAILABLE]", ""),
-        retry("retry_on_grpc: [UNAVAILABLE]", "methods: [POST]"),
-        retry("hedgeable: [OPTIONS], hedge_after: 1s", "methods: [OPTIONS]"),
-        retry("", "methods: [GET, POST]"),
-        retry("retry_methods: [PUT, GET]", ""),
-        retry("backoff: 1999ms", "timeouts: { total: 1s }"),
-        retry("backoff: 2s", ""),
         broke(""),
         broke("middleware: [{ retry: { max_attempts: 1 } }]"),
         broke("middleware: [{ retry: {} }]").replace("ratio: 0,", "ratio: 0.1,"),
