@@ -75,14 +75,15 @@ fn pool(lint: &mut Lint<'_>, index: usize, pool: &Pool, process: u32) {
 }
 
 fn outer(lint: &mut Lint<'_>, at: &KeyPath, limit: u32, who: &str, most: u32) {
-    let message =
-        format!("`max_in_flight` {limit} is never reached: {who} takes {most} requests at most");
+    let message = format!(
+        "`max_in_flight` {limit} is never reached: {who} takes no more than {most} at once"
+    );
     lint.tell(RULE, at, &message, "make it lower, or leave it out");
 }
 
 fn inner(lint: &mut Lint<'_>, at: &KeyPath, limit: u32, who: &str, sum: u64) {
     let message = format!(
-        "`max_in_flight` {limit} is never reached: {who} together take {sum} requests at most"
+        "`max_in_flight` {limit} is never reached: {who} together take no more than {sum} at once"
     );
     lint.tell(RULE, at, &message, "make it lower, or leave it out");
 }

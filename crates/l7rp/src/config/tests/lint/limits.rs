@@ -13,11 +13,11 @@ fn limits_of_listeners_that_are_never_reached() {
     found(&[
         (
             on_listener("10"),
-            "4:20 listeners[0].max_in_flight: `max_in_flight` 10 is never reached: the process takes 10 requests at most [unreached-limit]",
+            "4:20 listeners[0].max_in_flight: `max_in_flight` 10 is never reached: the process takes no more than 10 at once [unreached-limit]",
         ),
         (
             on_listener("9"),
-            "11:26 limits.max_in_flight: `max_in_flight` 10 is never reached: all listeners together take 9 requests at most [unreached-limit]",
+            "11:26 limits.max_in_flight: `max_in_flight` 10 is never reached: all listeners together take no more than 9 at once [unreached-limit]",
         ),
     ]);
     clean(&[
@@ -42,19 +42,19 @@ fn limits_of_pools_that_are_never_reached() {
     found(&[
         (
             in_pool("11", "5", PROCESS, ""),
-            "7:20 upstream_pools[0].max_in_flight: `max_in_flight` 11 is never reached: the process takes 10 requests at most [unreached-limit]",
+            "7:20 upstream_pools[0].max_in_flight: `max_in_flight` 11 is never reached: the process takes no more than 10 at once [unreached-limit]",
         ),
         (
             in_pool("5", "5", "", ""),
-            "6:51 upstream_pools[0].upstreams[0].max_in_flight: `max_in_flight` 5 is never reached: the pool takes 5 requests at most [unreached-limit]",
+            "6:51 upstream_pools[0].upstreams[0].max_in_flight: `max_in_flight` 5 is never reached: the pool takes no more than 5 at once [unreached-limit]",
         ),
         (
             in_pool("0", "10", PROCESS, ""),
-            "6:51 upstream_pools[0].upstreams[0].max_in_flight: `max_in_flight` 10 is never reached: the process takes 10 requests at most [unreached-limit]",
+            "6:51 upstream_pools[0].upstreams[0].max_in_flight: `max_in_flight` 10 is never reached: the process takes no more than 10 at once [unreached-limit]",
         ),
         (
             in_pool("9", "5", "", ""),
-            "7:20 upstream_pools[0].max_in_flight: `max_in_flight` 9 is never reached: all its upstreams together take 9 requests at most [unreached-limit]",
+            "7:20 upstream_pools[0].max_in_flight: `max_in_flight` 9 is never reached: all its upstreams together take no more than 9 at once [unreached-limit]",
         ),
     ]);
     clean(&[
