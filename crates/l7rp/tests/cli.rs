@@ -67,6 +67,45 @@ fn certificates_that_are_elsewhere_can_be_left_out() {
 }
 
 #[test]
+fn what_cannot_be_meant_is_told_if_asked_for() {
+    let both = GOOD.replace("pool: b", "pool: a").replace("9001'", "9001', backup: true");
+    let files = [
+        GOOD,
+        &GOOD.replace("pool: b", "pool: c"),
+        &GOOD.replace("9002'", "9002', weight: 2"),
+        &both,
+    ];
+    let files = files.map(file);
+    let [good, bad, weight, both] = files.each_ref().map(|file| file.1.display().to_string());
+    let ok = "config OK: 1 listener(s), 2 pool(s), 3 route(s)\n";
+    let pointless = "`weight` does nothing: the algorithm is `p2c-ewma` [unused-weight]";
+    let help = "it is for `weighted-rr`, `consistent-hash-bounded` and `ip-hash`";
+    let unused = "warning: no route uses the pool `b`";
+    let alone = "all upstreams of the pool `a` stand by, and for nobody [backups-only]";
+    for (path, code, out, says) in [
+        (&good, 0, ok, &[][..]),
+        (&weight, 4, ok, &["warning: ", pointless, "config.yaml:5:68", help]),
+        (&both, 4, ok, &[unused, alone]),
+        (&bad, 2, "", &["error: "]),
+    ] {
+        for line in [
+            format!("check --lint {path}"),
+            format!("--check --lint --config {path}"),
+            format!("check -lint --no-files {path}"),
+        ] {
+            let (was, printed, told) = output(&line);
+            assert_eq!((was, printed.as_str()), (Some(code), out), "{line}: {told}");
+            assert!(says.iter().all(|says| told.contains(says)), "{line}: {told}");
+            assert_eq!(told.is_empty(), says.is_empty(), "{line}: {told}");
+        }
+    }
+    // Otherwise it is not.
+    let quiet = (Some(0), ok.to_owned(), String::new());
+    assert_eq!(output(&format!("check {weight}")), quiet);
+    assert_eq!(output(&format!("--check --config {weight}")), quiet);
+}
+
+#[test]
 fn what_is_wrong_ends_with_2() {
     let bad = file(&GOOD.replace("pool: b", "pool: c"));
     let not_yet = file(&format!("{GOOD}tracing: {{ endpoint: 'a:1' }}\n"));

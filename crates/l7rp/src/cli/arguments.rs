@@ -22,7 +22,7 @@ use crate::tools::backend::{Flap, is_name};
     disable_help_subcommand = true,
     max_term_width = 100,
     after_long_help = "Exit codes: 0 all is well, 1 failed at run time, 2 wrong usage or \
-                       configuration, 3 ended by force, 4 changes found by plan.\n\
+                       configuration, 3 ended by force, 4 changes found by plan, or something by --lint.\n\
                        Long flags may begin with one dash: -config=FILE."
 )]
 pub struct Arguments {
@@ -51,6 +51,12 @@ pub struct Serve {
     /// With --check: do not look at certificates and keys, as they may be elsewhere
     #[arg(long, requires = "check", hide_short_help = true)]
     pub no_files: bool,
+    /// With --check: tell also what is valid but cannot be meant
+    ///
+    /// Routes that can never be taken, limits that are never reached, times that contradict each
+    /// other. Exit code 4 if anything is told.
+    #[arg(long, requires = "check", conflicts_with = "backends", hide_short_help = true)]
+    pub lint: bool,
     /// debug, info, warn or error [default: info]
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     #[arg(hide_possible_values = true, hide_default_value = true)]
@@ -113,6 +119,10 @@ pub enum Command {
 
 /// `l7rp check`
 #[derive(Args, Clone, Debug)]
+#[command(
+    after_help = "Exit codes: 0 all is well, 2 wrong usage or configuration, 4 something is \
+                        told, with --lint only."
+)]
 pub struct Check {
     /// Configuration file
     #[arg(value_name = "FILE")]
@@ -120,6 +130,12 @@ pub struct Check {
     /// Do not look at certificates and keys, as they may be elsewhere
     #[arg(long)]
     pub no_files: bool,
+    /// Tell also what is valid but cannot be meant
+    ///
+    /// Routes that can never be taken, limits that are never reached, times that contradict each
+    /// other. The words in brackets are the names of the rules.
+    #[arg(long)]
+    pub lint: bool,
 }
 
 /// `l7rp plan`

@@ -1,9 +1,9 @@
 //! `l7rp --check` and `l7rp check`: reads a configuration and starts nothing.
 
-use std::path::Path;
 use std::process::ExitCode;
 
-use super::arguments::Serve;
+use super::FOUND;
+use super::arguments::{Check, Serve};
 use super::serve::{Read, read};
 use super::terminal::{color, note, print, wrong};
 use crate::config::{self, Files, Plan, Severity};
@@ -11,17 +11,21 @@ use crate::config::{self, Files, Plan, Severity};
 /// With `--check`: the file and the flags over it.
 pub(super) fn of_flags(flags: &Serve) -> ExitCode {
     match read(flags, files(flags.no_files), Severity::Warning) {
-        Ok(Read { plan, warnings, not_yet, .. }) => report(&plan, &[&warnings, &not_yet]),
+        Ok(Read { plan, warnings, not_yet, lint, .. }) => {
+            report(&plan, &[&warnings, &not_yet, &lint], flags.lint)
+        }
         Err(unusable) => wrong(&unusable.text),
     }
 }
 
 /// With `check FILE`.
-pub(super) fn file(path: &Path, no_files: bool) -> ExitCode {
-    match config::load(path, files(no_files)) {
+pub(super) fn file(asked: &Check) -> ExitCode {
+    match config::load(&asked.file, files(asked.no_files)) {
         Ok(loaded) => {
             let not_yet = loaded.render_not_yet(Severity::Warning, color());
-            report(&loaded.plan, &[&loaded.render_warnings(color()), &not_yet])
+            let lint = if asked.lint { loaded.render_lint(color()) } else { String::new() };
+            let warnings = loaded.render_warnings(color());
+            report(&loaded.plan, &[&warnings, &not_yet, &lint], asked.lint)
         }
         Err(e) => wrong(&e.render(color())),
     }
@@ -31,11 +35,14 @@ pub(super) fn files(no_files: bool) -> Files {
     if no_files { Files::Ignore } else { Files::Check }
 }
 
-fn report(plan: &Plan, warnings: &[&str]) -> ExitCode {
-    for text in warnings {
+/// `lint`: whoever asks wants to hear of everything by the exit code, too.
+fn report(plan: &Plan, told: &[&str], lint: bool) -> ExitCode {
+    for text in told {
         note(text);
     }
-    print(summary(plan))
+    let code = print(summary(plan));
+    let found = lint && told.iter().any(|text| !text.is_empty());
+    if code == ExitCode::SUCCESS && found { ExitCode::from(FOUND) } else { code }
 }
 
 /// The line that scripts look for.
@@ -50,6 +57,8 @@ fn summary(plan: &Plan) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
     use crate::config::{Source, parse};
 

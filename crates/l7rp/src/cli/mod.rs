@@ -39,6 +39,8 @@ const FAILED: u8 = 1;
 const WRONG: u8 = 2;
 /// Exit code of `plan` when something changes.
 const CHANGES: u8 = 4;
+/// Exit code of `--lint` when anything is told.
+const FOUND: u8 = 4;
 
 /// Does what the arguments ask for; the first is the name of the program.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
@@ -54,7 +56,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     match arguments.command {
         None if arguments.serve.check => check::of_flags(&arguments.serve),
         None => serve::run(&arguments.serve),
-        Some(arguments::Command::Check(asked)) => check::file(&asked.file, asked.no_files),
+        Some(arguments::Command::Check(asked)) => check::file(&asked),
         Some(arguments::Command::Plan(asked)) => plan::run(&asked),
         Some(arguments::Command::Explain(asked)) => explain::run(&asked),
         Some(arguments::Command::Schema) => schema::run(),
@@ -140,6 +142,8 @@ mod tests {
             "l7rp --backends http://a",
             "l7rp -tracing-endpoint localhost:4317 -tracing-sample-ratio 0.05 -tracing-insecure",
             "l7rp check --no-files a.yaml",
+            "l7rp check -lint a.yaml",
+            "l7rp --config a.yaml --check --lint",
             "l7rp plan",
             "l7rp plan --config a.yaml --against b.yaml --json --no-files",
             "l7rp plan -config=a.yaml -against=http://[::1]:9090/",
@@ -170,6 +174,8 @@ mod tests {
             ("l7rp --listen 127.0.0.1:1", "--backends"),
             ("l7rp --backends http://a --max-in-flight 0", "1.."),
             ("l7rp --no-files", "--check"),
+            ("l7rp --lint", "--check"),
+            ("l7rp --check --lint --backends http://a", "--lint"),
             ("l7rp --log-level loud", "debug, info, warn, error"),
             ("l7rp --tracing-sample-ratio 1.5", "0 to 1"),
             ("l7rp --metrics-bind 9090", "an address to listen on"),

@@ -55,6 +55,8 @@ pub(super) struct Read {
     pub(super) not_yet: String,
     /// The same for a log.
     pub(super) not_yet_lines: Vec<String>,
+    /// What cannot be meant, for people, if that was asked for.
+    pub(super) lint: String,
 }
 
 /// Reads the file, if there is to be one, and puts the flags over it. `severity`: of what cannot
@@ -105,6 +107,7 @@ fn from_file(flags: &Serve, files: Files, severity: Severity) -> Result<Read, Un
             warning_lines: loaded.warning_lines(),
             not_yet: loaded.render_not_yet(severity, color()),
             not_yet_lines: loaded.not_yet_lines(),
+            lint: if flags.lint { loaded.render_lint(color()) } else { String::new() },
             places: loaded.places,
             plan: loaded.plan,
         }),
@@ -125,5 +128,6 @@ fn without_file(flags: &Serve, backends: &str) -> Result<Read, Unusable> {
         warning_lines: Vec::new(),
         not_yet: String::new(),
         not_yet_lines: Vec::new(),
+        lint: String::new(),
     })
 }

@@ -1,12 +1,14 @@
 //! Configuration: as written ([`mod@file`]), as meant ([`plan`]), what makes the one into the
 //! other ([`validate`]), what is wrong ([`wrong`]), what cannot be served yet ([`needs`]);
 //! what the environment adds ([`environment`]); and
-//! the plan as it may be shown ([`mod@view`]), from which a reload is foretold ([`diff`]).
+//! the plan as it may be shown ([`mod@view`]), from which a reload is foretold ([`diff`]); and
+//! what is valid and yet cannot be meant ([`mod@lint`]).
 
 pub mod diff;
 pub mod environment;
 pub mod file;
 pub mod flags;
+pub mod lint;
 pub mod needs;
 pub mod plan;
 pub mod validate;
@@ -102,6 +104,18 @@ impl Loaded {
     /// The warnings, for people; empty if there are none.
     pub fn render_warnings(&self, color: bool) -> String {
         self.render(&self.warnings, Severity::Warning, color)
+    }
+
+    /// What is valid and yet cannot be meant, in file order.
+    pub fn lint(&self) -> Vec<Wrong> {
+        // It was read before: there is a tree, and nothing is wrong with it.
+        file::parse(&self.source.text)
+            .map_or_else(|wrong| vec![wrong], |(tree, _)| lint::lint(&self.plan, &tree))
+    }
+
+    /// The same, for people; empty if there is nothing.
+    pub fn render_lint(&self, color: bool) -> String {
+        self.render(&self.lint(), Severity::Warning, color)
     }
 
     /// The warnings, for a log: a line for each.

@@ -3,6 +3,7 @@
 mod accepted;
 mod diff;
 mod files;
+mod lint;
 mod positions;
 mod refused;
 mod robust;
