@@ -240,7 +240,6 @@ pub fn start(
     }
     running.keep_certificates();
     running.announce(max_open_files);
-    running.spawn(tell_readiness(running.process.clone()));
     Ok(running)
 }
 
@@ -499,6 +498,7 @@ impl Running {
         looking.abort();
     }
 
+    /// Tells that it serves, and from now on whenever it is ready for that, or no more.
     fn announce(&self, max_open_files: u64) {
         let snapshot = self.process.snapshot();
         self.process.events.emit(&Event::ProxyStarted {
@@ -511,6 +511,7 @@ impl Running {
             pools: snapshot.pools.len(),
             max_open_files,
         });
+        self.spawn(tell_readiness(self.process.clone()));
     }
 
     /// Says that no more traffic should be sent here.

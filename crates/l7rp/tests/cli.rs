@@ -173,7 +173,11 @@ fn a_plan_that_cannot_be_made_says_why() {
         (format!("plan --config {gone}"), 1, ["127.0.0.1:1:", refused]),
         (format!("plan --config {gone}"), 1, [reached, refused]),
         (format!("plan --config {good} --against http://127.0.0.1:1"), 1, [reached, refused]),
-        (format!("plan --config {good} --against http://{other}"), 1, [&other, "no plan"]),
+        (
+            format!("plan --config {good} --against http://{other}"),
+            1,
+            [&other, "is not what it should be"],
+        ),
     ] {
         let (was, out, err) = output(&line);
         assert_eq!((was, out.as_str()), (Some(code), ""), "{line}: {err}");

@@ -9,6 +9,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::clock::Clock;
 use crate::config::{Files, Plan, Refused, Source, parse};
+use crate::live::Made;
 use crate::observe::event::{Events, Level};
 use crate::observe::log::Log;
 use crate::tls::Material;
@@ -27,7 +28,7 @@ fn process(yaml: &str) -> Process {
         pools: plan.pools.iter().map(|_| None).collect(),
     };
     let doors = plan.listeners.iter().map(|_| Vec::new()).collect();
-    Process::new(Clock::new(), &events, 1, 1024, plan, doors, tls)
+    Process::new(Clock::new(), &events, 1, 1024, plan, Made { doors, tls, tracer: None })
 }
 
 fn asked(url: &str, headers: &[&str]) -> Asked {
