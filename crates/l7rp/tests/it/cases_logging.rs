@@ -44,54 +44,68 @@ const PIECES: [&[u8]; 16] = [
     b"%s%n%x",
 ];
 
-/// Some octets of the pieces. `mild`: without those that no head may have.
-fn text(rng: &mut Rng, mild: bool) -> Vec<u8> {
-    let mut all = Vec::new();
-    for _ in 0..rng.usize(1..4) {
-        let piece = PIECES[rng.usize(..PIECES.len())];
-        if mild && piece.iter().any(|b| b.is_ascii_control() || *b == b'"') {
-            all.extend_from_slice(b"\\u000a%22");
-        } else {
-            all.extend_from_slice(piece);
-        }
-    }
-    all
+/// Some of the pieces, each as this makes it.
+fn text(rng: &mut Rng, make: fn(&[u8]) -> Vec<u8>) -> Vec<u8> {
+    (0..rng.usize(1..4)).flat_map(|_| make(PIECES[rng.usize(..PIECES.len())])).collect()
+}
+
+/// As a target may have it.
+fn escaped(piece: &[u8]) -> Vec<u8> {
+    let is_plain = |b: &u8| b.is_ascii_alphanumeric() || b"%$:/[],".contains(b);
+    let escape = |b: &u8| if is_plain(b) { vec![*b] } else { format!("%{b:02X}").into_bytes() };
+    piece.iter().flat_map(escape).collect()
+}
+
+/// As the value of a field may have it.
+fn of_field(piece: &[u8]) -> Vec<u8> {
+    piece.iter().copied().filter(|b| !b.is_ascii_control()).collect()
 }
 
 /// A request that means no good, and its path.
 fn hostile(rng: &mut Rng, number: usize) -> (Vec<u8>, Vec<u8>) {
     let mut path = format!("/n{number}/").into_bytes();
-    // One of three parts is beyond what a head may have.
-    let mut odd = |chance: usize| rng.usize(..chance) == 0;
-    let (bad_path, bad_host, bad_method, bad_id, long) =
-        (odd(12), odd(12), odd(24), odd(3), odd(100));
-    path.extend(text(rng, !bad_path));
-    if long {
-        path.resize(100 << 10, b'p');
-    } else if rng.usize(..8) == 0 {
-        path.resize(rng.usize(900..3000), b'p');
+    // Some go beyond what a head may have.
+    let as_it_is: fn(&[u8]) -> Vec<u8> = <[u8]>::to_vec;
+    let make = if rng.usize(..12) == 0 { as_it_is } else { escaped };
+    path.extend(text(rng, make));
+    match rng.usize(..100) {
+        0 => path.resize(100 << 10, b'p'),
+        1..=12 => path.resize(rng.usize(900..3000), b'p'),
+        _ => {}
     }
-    let method: &[u8] = if bad_method {
-        b"X\"Y"
-    } else {
-        [&b"GET"[..], b"!#$%&'*+-.^_`|~", b"PUT"][rng.usize(..3)]
+    let methods = [&b"GET"[..], b"PUT", b"!#$%&'*+-.^_`|~", b"X\"Y"];
+    let known = if rng.usize(..8) == 0 { 4 } else { 3 };
+    let method = methods[rng.usize(..known)];
+    let host = match rng.usize(..24) {
+        0 => b"a\\\"}".to_vec(),
+        1 => text(rng, as_it_is),
+        _ => b"a.test".to_vec(),
     };
-    let host =
-        if bad_host { [&b"a\\\"}"[..], &text(rng, false)].concat() } else { b"a.test".to_vec() };
-    let id = match rng.usize(..6) {
-        0 => b"well-formed".to_vec(),
-        1 => vec![b'i'; 129],
-        2 => b"a\r\n b".to_vec(),
-        _ => text(rng, !bad_id),
+    let id = match rng.usize(..12) {
+        0 => text(rng, as_it_is),
+        1 => b"a\r\n b".to_vec(),
+        2..=4 => vec![b'i'; 129],
+        5 => b"well-formed".to_vec(),
+        _ => text(rng, of_field),
     };
     let agent: Vec<u8> = (0x80..=0xff).collect();
-    let mut request = [&method[..], b" ", &path, b"?token=s3cret", &text(rng, true)].concat();
-    for (name, value) in [("Host", &host), ("X-Request-ID", &id), ("User-Agent", &agent)] {
-        let start = if name == "Host" { " HTTP/1.1\r\n" } else { "\r\n" };
-        request.extend([start.as_bytes(), name.as_bytes(), b": ", value].concat());
-    }
-    request.extend_from_slice(b"\r\n\r\n");
-    (request, path)
+    let query = text(rng, escaped);
+    let parts: [&[u8]; 13] = [
+        method,
+        b" ",
+        &path,
+        b"?token=s3cret",
+        &query,
+        b" HTTP/1.1\r\nHost: ",
+        &host,
+        b"\r\nX-Request-ID: ",
+        &id,
+        b"\r\nUser-Agent: ",
+        &agent,
+        b"\r\n",
+        b"\r\n",
+    ];
+    (parts.concat(), path)
 }
 
 /// An upstream with odd words of its own.

@@ -131,24 +131,22 @@ fn a_race_is_told() {
 
 #[test]
 fn answers_of_the_proxy_itself_tell() {
-    let proxy = over(&[&Origin::refusing()])
+    let yaml = over(&[&Origin::refusing()])
         .route("host: a.test")
         .listener(TOLD)
         .top("- { name: none, host: none.test, pool: nobody }")
         .top(
             "- { name: few, host: few.test, pool: b, \
-             middleware: [{ rate_limit: { requests_per_second: 0.01, burst: 1 } }] }",
+             middleware: [{ rate_limit: { per_ip_rps: 0.01, burst: 1 } }] }",
         )
         .top("- { name: moved, host: moved.test, redirect: { scheme: https, code: 301 } }")
         .top("- { name: fixed, host: fixed.test, respond: { status: 200, body: hello } }")
-        .top("upstream_pools_are_above: {}")
         .yaml()
-        .replace("upstream_pools_are_above: {}\n", "")
         .replace(
             "routes:",
             "- { name: nobody, upstreams: [{ url: \"http://no.such.name.invalid\" }] }\nroutes:",
         );
-    let proxy = crate::setup::start(&proxy);
+    let proxy = crate::setup::start(&yaml);
     let mut client = trusted(&proxy);
     client.ask(get("few.test", "/", ""));
     let none = "tries=0, hedge=?0";

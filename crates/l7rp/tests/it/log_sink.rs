@@ -112,6 +112,8 @@ fn a_disk_that_is_full() {
     let origin = Origin::start(reply::name("x"));
     let full = OpenOptions::new().write(true).open("/dev/full").expect("it is there");
     let mut proxy = Plain::start(over(&[&origin]), full);
+    // What tells of the start is lost, too.
+    eventually(SOON, || dropped(proxy.admin) == 1);
     all_are_answered_and_counted(&mut proxy);
 }
 

@@ -23,9 +23,8 @@ const NOT_SHOWN: [(&str, &str); 2] = [
 /// What no request can be.
 const NO_REQUEST: [Malformed; 2] = [Malformed::StatusCode, Malformed::Interim];
 /// What no response can be.
-const NO_RESPONSE: [Malformed; 6] = [
+const NO_RESPONSE: [Malformed; 5] = [
     Malformed::Target,
-    Malformed::Method,
     Malformed::HostMissing,
     Malformed::HostRepeated,
     Malformed::HostInvalid,
@@ -45,7 +44,7 @@ macro_rules! every {
 }
 
 every!(MALFORMED: Malformed {
-    StartLine, Target, Method, FieldName, FieldValue, LineEnding, HostMissing, HostRepeated,
+    StartLine, Target, FieldName, FieldValue, LineEnding, HostMissing, HostRepeated,
     HostInvalid, ContentLength, TransferEncoding, LengthAndChunked, Chunk, Trailer, EarlyUpgrade,
     StatusCode, Interim,
 });

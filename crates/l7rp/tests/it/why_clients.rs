@@ -15,10 +15,9 @@ use crate::why::{alone, explained, told};
 const GET: &str = "GET / HTTP/1.1\r\nHost: a\r\n";
 
 /// What is wrong with the head of a request, or with its body.
-pub const BAD_REQUESTS: [(&str, &str); 15] = [
+pub const BAD_REQUESTS: [(&str, &str); 14] = [
     ("nonsense\r\n\r\n", "malformed_start_line"),
-    ("GET  HTTP/1.1\r\nHost: a\r\n\r\n", "malformed_target"),
-    ("G@T / HTTP/1.1\r\nHost: a\r\n\r\n", "malformed_method"),
+    ("GET /a|b HTTP/1.1\r\nHost: a\r\n\r\n", "malformed_target"),
     ("GET / HTTP/1.1\r\nHost: a\r\nX A: b\r\n\r\n", "malformed_field_name"),
     ("GET / HTTP/1.1\r\nHost: a\r\nX-A: a\0b\r\n\r\n", "malformed_field_value"),
     ("GET / HTTP/1.1\nHost: a\n\n", "malformed_line_ending"),
@@ -96,7 +95,7 @@ fn requests_that_are_not_let_in() {
         .top("- { name: shut, host: shut.test, pool: b, deny: [\"127.0.0.0/8\"] }")
         .top(
             "- { name: few, host: few.test, pool: b, \
-             middleware: [{ rate_limit: { requests_per_second: 0.01, burst: 1 } }] }",
+             middleware: [{ rate_limit: { per_ip_rps: 0.01, burst: 1 } }] }",
         )
         .start();
     let mut client = proxy.client();
