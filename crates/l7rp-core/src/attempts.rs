@@ -95,6 +95,16 @@ pub enum Outcome {
     Failed(Failure),
 }
 
+impl Outcome {
+    /// Whether anybody would ask why there was no other try.
+    fn wants_another(self, rules: Option<&Rules>) -> bool {
+        let Self::Answered { status, .. } = self else { return true };
+        let is_good = rules.map_or(status.http < 500, |rules| rules.wins(status.http));
+        let is_listed = |grpc| rules.is_some_and(|rules| rules.retry_on_grpc.contains(&grpc));
+        !is_good || status.grpc.is_some_and(is_listed)
+    }
+}
+
 /// What holds at the moment a try has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "four facts that do not depend on each other")]
@@ -205,7 +215,7 @@ impl<'a> Plan<'a> {
         self.deadline
     }
 
-    /// Why there was no other try, once [`Plan::after`] has said so.
+    /// Why there was no other try, once [`Plan::after`] has said so; `None`: none was called for.
     #[must_use]
     pub fn stop(&self) -> Option<Stop> {
         self.stop
@@ -257,7 +267,7 @@ impl<'a> Plan<'a> {
             Next::Give
         };
         let Some(rules) = self.rules else {
-            self.stop = Some(Stop::NoRule);
+            self.stop = outcome.wants_another(None).then(|| self.why_not(None, outcome, at, false));
             return otherwise;
         };
         let wanted = match outcome {
@@ -276,7 +286,8 @@ impl<'a> Plan<'a> {
         };
         let allowed = again && at.replayable && self.sent < rules.max_attempts;
         if !(wanted && allowed) {
-            self.stop = Some(self.why_not(rules, outcome, at, wanted));
+            let asks = outcome.wants_another(Some(rules));
+            self.stop = asks.then(|| self.why_not(Some(rules), outcome, at, wanted));
             return otherwise;
         }
         self.stop = Some(Stop::Deadline);
@@ -286,17 +297,31 @@ impl<'a> Plan<'a> {
 
     /// Which of the conditions for a retry is not met: the first, from the one that is hardest to
     /// change to the one that chance has made.
-    fn why_not(&self, rules: &Rules, outcome: Outcome, at: Situation, wanted: bool) -> Stop {
-        let (status, is_final, stay_away) = match outcome {
-            Outcome::Answered { status, stay_away } => (status.http, false, stay_away),
+    fn why_not(
+        &self,
+        rules: Option<&Rules>,
+        outcome: Outcome,
+        at: Situation,
+        wanted: bool,
+    ) -> Stop {
+        let (status, again, stay_away) = match outcome {
+            Outcome::Answered { status, stay_away } => {
+                (status.http, Again::IfRepeatable, stay_away)
+            }
             Outcome::Failed(failure) => {
                 let meaning = failure.meaning();
-                (meaning.status, meaning.again == Again::No, false)
+                (meaning.status, meaning.again, false)
             }
         };
+        match again {
+            Again::No => return Stop::Final,
+            Again::Unprocessed if self.refusals >= MAX_REFUSALS => return Stop::Patience,
+            _ => {}
+        }
+        let Some(rules) = rules.filter(|rules| rules.max_attempts > 1) else {
+            return Stop::NoRule;
+        };
         let unmet = [
-            (is_final, Stop::Final),
-            (rules.max_attempts <= 1, Stop::NoRule),
             (!wanted && !rules.retry_on.contains(&status), Stop::Outcome),
             (!wanted && !rules.lists(self.request.method), Stop::Method),
             (stay_away, Stop::StayAway),

@@ -35,8 +35,6 @@ pub enum Malformed {
     StartLine,
     /// Request target.
     Target,
-    /// Method.
-    Method,
     /// Name of a field.
     FieldName,
     /// Value of a field.
@@ -73,7 +71,6 @@ impl Malformed {
         match self {
             Self::StartLine => "malformed_start_line",
             Self::Target => "malformed_target",
-            Self::Method => "malformed_method",
             Self::FieldName => "malformed_field_name",
             Self::FieldValue => "malformed_field_value",
             Self::LineEnding => "malformed_line_ending",

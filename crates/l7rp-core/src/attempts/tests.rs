@@ -33,6 +33,47 @@ fn status(status: u16) -> Outcome {
 }
 
 #[test]
+fn why_there_was_no_other_try() {
+    let (rules, once) = (rules(), Rules { max_attempts: 1, ..rules() });
+    let calls = Rules { retry_on_grpc: vec![14], ..rules.clone() };
+    let rules = Some(&rules);
+    let later = Outcome::Answered { status: 503.into(), stay_away: true };
+    let call = |grpc| Outcome::Answered { status: Status { http: 200, grpc }, stay_away: false };
+    let failed = Outcome::Failed;
+    let timeout = failed(Failure::TotalTimeout);
+    let told = Situation { told: true, ..FREE };
+    let long = Situation { replayable: false, ..FREE };
+    let leaving = Situation { draining: true, ..FREE };
+    let twice = Situation { tries: 3, ..FREE };
+    for (rules, request, outcome, at, stop) in [
+        // Nobody asks that of an answer that is good.
+        (rules, get(), status(200), FREE, None),
+        (rules, get(), status(404), FREE, None),
+        (None, get(), status(429), FREE, None),
+        (rules, post(), call(Some(0)), FREE, None),
+        (rules, post(), call(Some(13)), FREE, None),
+        (Some(&calls), post(), call(Some(13)), FREE, None),
+        (Some(&calls), post(), call(Some(14)), told, Some(Stop::Told)),
+        (None, get(), status(503), FREE, Some(Stop::NoRule)),
+        (Some(&once), get(), status(503), FREE, Some(Stop::NoRule)),
+        (rules, get(), status(500), FREE, Some(Stop::Outcome)),
+        (rules, post(), status(503), FREE, Some(Stop::Method)),
+        (rules, get(), later, FREE, Some(Stop::StayAway)),
+        (rules, get(), status(503), told, Some(Stop::Told)),
+        (rules, get(), status(503), long, Some(Stop::Body)),
+        (rules, get(), status(503), leaving, Some(Stop::Draining)),
+        (rules, get(), status(503), twice, Some(Stop::Attempts)),
+        // What ends everything does so whatever the rules.
+        (None, get(), timeout, FREE, Some(Stop::Final)),
+        (rules, post(), timeout, FREE, Some(Stop::Final)),
+    ] {
+        let mut plan = Plan::new(rules, request, Nanos::NEVER);
+        assert_eq!(plan.after(outcome, NOW, at, 0), Next::Give, "{outcome:?} {at:?}");
+        assert_eq!(plan.stop(), stop, "{outcome:?} {at:?}");
+    }
+}
+
+#[test]
 fn what_was_not_sent_moves_on_whatever_it_is() {
     let rules = rules();
     for (rules, request) in [(None, get()), (None, post()), (Some(&rules), post())] {
@@ -56,6 +97,7 @@ fn what_was_turned_away_unprocessed_moves_on_if_it_can_be_sent_again() {
         assert_eq!(plan.after(refused, NOW, FREE, 0), Next::Elsewhere);
         assert_eq!(plan.after(refused, NOW, FREE, 0), Next::Elsewhere);
         assert_eq!(plan.after(refused, NOW, FREE, 0), Next::Give, "three are enough");
+        assert_eq!(plan.stop(), Some(Stop::Patience));
         let mut plan = Plan::new(rules, post(), Nanos::NEVER);
         let long = Situation { replayable: false, ..FREE };
         assert_eq!(plan.after(refused, NOW, long, 0), Next::Elsewhere);

@@ -242,7 +242,7 @@ pub fn response(
     if !changes.drops(b"X-Request-ID") {
         line(out, "X-Request-ID", to.request_id);
     }
-    if !to.decision.is_empty() {
+    if !to.decision.is_empty() && !changes.drops(DECISION.as_bytes()) {
         line(out, DECISION, to.decision);
     }
     changes.write(out);

@@ -233,6 +233,15 @@ impl Breaker {
         }
     }
 
+    /// What opens it.
+    #[must_use]
+    pub fn trip(&self) -> Trip {
+        match &self.counting {
+            Counting::Ratio(ring) => ring.trip(),
+            Counting::Consecutive(failures) => Trip::Consecutive(*failures as u32),
+        }
+    }
+
     /// Who decides what it does.
     #[must_use]
     pub fn mode(&self) -> Mode {

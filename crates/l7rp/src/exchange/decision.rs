@@ -2,6 +2,7 @@
 //! dictionary of RFC 9651.
 
 use std::fmt::Write;
+use std::ptr;
 
 use l7rp_core::failure::Failure;
 
@@ -29,10 +30,12 @@ pub(super) fn of(record: &Record<'_>, client: &Client, failure: Option<Failure>)
     }
     let mut before = ", failed=(";
     for one in record.tries.iter().take(MOST_TRIES) {
+        let is_given = failure.is_none() && record.used().is_some_and(|used| ptr::eq(used, one));
         let word = match one.ended {
+            _ if is_given => continue,
             Some((End::Answered(status), _)) => status.to_string(),
             Some((End::Failed(failure), _)) => failure.meaning().reason.to_owned(),
-            // It is the one that the answer is from, or has lost to that.
+            // It has lost to the one that the answer is from.
             Some((End::Lost, _)) | None => continue,
         };
         let _ = write!(text, "{before}{};why={word}", quoted(one.url));

@@ -186,7 +186,7 @@ impl<'a> Tries<'_, '_, 'a> {
                 Ok(given) => self.spare(given, now),
                 Err(failure) => last = Some(failure),
             }
-            self.pause(upload, at).await?;
+            self.pause(upload, at).await.inspect_err(|_| self.record.stop = Some(Stop::Final))?;
             if process.is_draining() {
                 self.record.stop = Some(Stop::Draining);
                 return Err(last.unwrap_or(Failure::Draining));
@@ -222,6 +222,8 @@ impl<'a> Tries<'_, '_, 'a> {
         let none = Tried::new();
         let taken = match pool.take(wanted, now, fastrand::u64(..)) {
             Err(_) if anywhere => {
+                // Why it goes where it was already.
+                self.record.refused = pool.refusals(&self.tried, now);
                 pool.take(Wanted { tried: &none, ..wanted }, now, fastrand::u64(..))
             }
             taken => taken,

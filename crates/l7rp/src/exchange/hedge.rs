@@ -284,7 +284,12 @@ impl<'t, 'a> Second<'t, 'a> {
                     None => {
                         let waited = now.since(place.began());
                         place.waited(waited, now);
-                        record.ends(&place, tries::End::Lost, waited);
+                        // What ends the first without an answer is the end of both.
+                        let end = first.as_ref().map_or_else(
+                            |fault| tries::End::Failed(fault.failure),
+                            |_| tries::End::Lost,
+                        );
+                        record.ends(&place, end, waited);
                     }
                     Some(Ok((lap, _))) => {
                         let took = place.settle(End::Answered(lap.status), now);

@@ -5,6 +5,7 @@ use std::future::poll_fn;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use l7rp_core::attempts::Stop;
 use l7rp_core::failure::Failure;
 use l7rp_core::http1::Framing;
 use l7rp_core::http1::body::Body;
@@ -126,6 +127,7 @@ pub async fn run<'a>(
     let used = upload.first_len();
     upload.finish(x.worker, client);
     if let Err(failure) = result {
+        record.stop = Some(Stop::Final);
         if by_close && record.status != 0 {
             client.stream.reset_on_close();
         }

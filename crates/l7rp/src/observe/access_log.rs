@@ -51,7 +51,8 @@ pub struct Entry<'a> {
 impl Entry<'_> {
     /// Whether there is nothing to explain.
     fn is_plain_success(&self) -> bool {
-        self.reason.is_empty() && self.tries.len() <= 1 && self.status < 500
+        let no_question = self.reason.is_empty() && self.stop.is_empty();
+        no_question && self.tries.len() <= 1 && self.status < 500
     }
 }
 

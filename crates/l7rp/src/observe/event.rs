@@ -80,6 +80,7 @@ pub enum Event {
         upstream: String,
         from: &'static str,
         to: &'static str,
+        why: String,
         #[serde(skip_serializing_if = "Option::is_none")]
         open_ms: Option<u64>,
     },

@@ -345,10 +345,9 @@ impl ListenerStats {
 
 /// Reasons of `proxy_bad_requests_total`: those of failures with a 4xx or 505 that the
 /// request itself has caused.
-pub const BAD_REASONS: [&str; 28] = [
+pub const BAD_REASONS: [&str; 27] = [
     "malformed_start_line",
     "malformed_target",
-    "malformed_method",
     "malformed_field_name",
     "malformed_field_value",
     "malformed_line_ending",

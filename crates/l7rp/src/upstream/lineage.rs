@@ -12,12 +12,13 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use l7rp_core::limit::Slots;
-use l7rp_core::names::Nanos;
-use l7rp_core::upstream::breaker::{Change, Permit, State, Verdict};
+use l7rp_core::names::{Nanos, Status};
+use l7rp_core::upstream::breaker::{Change, Permit, State, Trip, Verdict};
 use l7rp_core::upstream::health::Health;
 use l7rp_core::upstream::passive::Fault;
 
 use super::member::Upstream;
+use super::place::End;
 use super::pool::Pool;
 use super::standing::Probed;
 use crate::observe::event::{Event, Events};
@@ -77,12 +78,12 @@ impl Lineage {
         refresh(&lock(&self.generations), upstream);
     }
 
-    /// Judges a try at `upstream` that holds `permit`.
+    /// Judges a try at `upstream` that holds `permit`, and how it ended.
     pub(super) fn judge(
         &self,
         upstream: &Upstream,
         permit: Permit<'_>,
-        verdict: Verdict,
+        (verdict, end): (Verdict, End),
         latency: Option<Duration>,
         now: Nanos,
     ) {
@@ -93,7 +94,7 @@ impl Lineage {
             if heir.breaker.state() == State::Closed
                 && let Some(admission) = heir.breaker.admit(now)
             {
-                lineage.judge(&heir, admission.permit, verdict, latency, now);
+                lineage.judge(&heir, admission.permit, (verdict, end), latency, now);
             }
             return;
         }
@@ -104,7 +105,7 @@ impl Lineage {
                 upstream.eligible_since.store(now.0, Relaxed);
             }
             self.refresh(upstream);
-            self.breaker_changed(upstream, change);
+            self.breaker_changed(upstream, change, Some(end));
         } else if probe {
             self.refresh(upstream);
         }
@@ -119,14 +120,15 @@ impl Lineage {
         }
     }
 
-    /// A breaker has changed: tells it.
-    pub(super) fn breaker_changed(&self, upstream: &Upstream, change: Change) {
+    /// A breaker has changed: tells it. `end`: of the try that has made it so, if one has.
+    pub(super) fn breaker_changed(&self, upstream: &Upstream, change: Change, end: Option<End>) {
         upstream.transitions.breaker(change.to);
         self.events.emit(&Event::CircuitBreakerChanged {
             pool: self.name.clone(),
             upstream: upstream.url.clone(),
             from: state_name(change.from),
             to: state_name(change.to),
+            why: why_changed(upstream, change, end),
             open_ms: change.open_for.map(|d| d.as_millis() as u64),
         });
     }
@@ -197,6 +199,30 @@ impl Lineage {
         let generations = lock(&self.generations);
         lock(&upstream.standing).resolved = resolved;
         refresh(&generations, upstream);
+    }
+}
+
+/// Why a breaker has changed, in words.
+fn why_changed(upstream: &Upstream, change: Change, end: Option<End>) -> String {
+    let what = match end {
+        Some(End::Answered(Status { http, grpc: None })) => format!("status {http}"),
+        Some(End::Answered(Status { http, grpc: Some(grpc) })) => {
+            format!("status {http} and grpc-status {grpc}")
+        }
+        Some(End::Failed(failure) | End::Excused(failure)) => failure.meaning().reason.to_owned(),
+        None => String::new(),
+    };
+    match (change.from, change.to, upstream.breaker.trip()) {
+        (_, State::HalfOpen, _) => "its open time is over: a test is let in".to_owned(),
+        (_, State::Closed, _) => format!("all tests were good, the last with {what}"),
+        (State::HalfOpen, State::Open, _) => format!("a test failed with {what}"),
+        (_, State::Open, Trip::Consecutive(failures)) => {
+            format!("{failures} failures in a row, the last with {what}")
+        }
+        (_, State::Open, Trip::Ratio { above, .. }) => {
+            let percent = above * 100.0;
+            format!("more than {percent} % of the last results failed, the last with {what}")
+        }
     }
 }
 

@@ -149,7 +149,8 @@ impl<'a> Place<'a> {
         };
         match (self.permit.take(), verdict) {
             (Some(permit), Some(verdict)) => {
-                self.pool.lineage.judge(self.upstream, permit, verdict, self.latency, now);
+                let judged = (verdict, end);
+                self.pool.lineage.judge(self.upstream, permit, judged, self.latency, now);
             }
             (Some(permit), None) => self.release(permit),
             (None, _) => {}

@@ -268,7 +268,7 @@ impl Pool {
         };
         let probe = admission.permit.is_probe();
         if let Some(change) = admission.change {
-            self.lineage.breaker_changed(upstream, change);
+            self.lineage.breaker_changed(upstream, change, None);
         }
         let place = Place::new(self, ix, upstream, admission.permit, wanted.worker, now);
         if probe {

@@ -9,7 +9,7 @@ use crate::http2_tools::{Conn, H2Origin, Incoming, content, request, retried, sa
 use crate::setup::{assert_counts, over, quiet};
 
 /// A call, with these fields more.
-fn call(path: &str, fields: &[(&'static str, &str)]) -> Request<()> {
+pub fn call(path: &str, fields: &[(&'static str, &str)]) -> Request<()> {
     let mut request = request("POST", path);
     let usual = [("content-type", "application/grpc"), ("te", "trailers")];
     for (name, value) in usual.iter().chain(fields) {

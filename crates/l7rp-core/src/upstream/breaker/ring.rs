@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use super::word::GENERATION_BITS;
-use super::{Verdict, millis};
+use super::{Trip, Verdict, millis};
 use crate::names::Nanos;
 use crate::sync::atomic::{
     AtomicU64,
@@ -43,6 +43,11 @@ impl Ring {
             min_observations,
             window: millis(Nanos::default().plus(window)),
         }
+    }
+
+    /// What opens the breaker.
+    pub(super) fn trip(&self) -> Trip {
+        Trip::Ratio { above: self.above, min_observations: self.min_observations }
     }
 
     /// Writes a result down and says whether the breaker must open: a success never says so.
