@@ -59,7 +59,7 @@ pub struct Serve {
     pub lint: bool,
     /// debug, info, warn or error [default: info]
     #[arg(long, value_name = "LEVEL", default_value = "info")]
-    #[arg(hide_possible_values = true, hide_default_value = true)]
+    #[arg(hide_possible_values = true, hide_default_value = true, hide_short_help = true)]
     pub log_level: Level,
     /// Address of /metrics, /-/ready and so on; '': none
     ///
@@ -85,6 +85,7 @@ pub struct Serve {
     pub backends: Option<String>,
     /// Requests in flight; beyond it 503 [default: 256]
     #[arg(long, value_name = "N", default_value_t = 256, hide_default_value = true)]
+    #[arg(hide_short_help = true)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     #[arg(requires = "backends", conflicts_with = "config", help_heading = WITHOUT_FILE)]
     pub max_in_flight: u32,

@@ -268,6 +268,8 @@ fn standing(of: &Upstream) -> Piece {
     match (&of.why_not, of.eligible) {
         (why, false) => {
             let why = why.as_deref().unwrap_or("it has just changed");
+            // The reason is what the room is for.
+            let why = why.strip_prefix("health checks: ").unwrap_or(why);
             (format!("out: {}{wait}", visible(why)), Tone::Bad)
         }
         (_, true) if of.breaker.state != "closed" => ("in, on trial".to_owned(), Tone::Warn),
