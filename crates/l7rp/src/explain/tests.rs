@@ -263,6 +263,6 @@ routes: [{ name: r, pool: p }]
     assert!(shares[0] > 0.3 && shares[1] > 0.3 && shares[2..] == [0.0, 0.0], "{shares:?}");
     let why = |ix: usize| upstreams[ix].live.as_ref().unwrap().obstacle.clone();
     assert_eq!(why(0), None);
-    assert_eq!(why(2).as_deref(), Some("it is at its max_in_flight"));
-    assert_eq!(why(3).as_deref(), Some("it stands by while another is eligible"));
+    assert_eq!(why(2).as_deref(), Some("at its max_in_flight"));
+    assert_eq!(why(3).as_deref(), Some("stands by while another is eligible"));
 }

@@ -151,7 +151,8 @@ mod tests {
     fn upstream(url: &str, requests: u64, why_not: Option<&str>) -> serde_json::Value {
         json!({
             "url": url, "weight": 1, "backup": false, "eligible": why_not.is_none(),
-            "why_not": why_not, "breaker": { "state": "closed", "admits_in_ms": 0 },
+            "drained": false, "why_not": why_not,
+            "breaker": { "state": "closed", "forced": false, "admits_in_ms": 0 },
             "in_flight": 2, "max_in_flight": 9, "ewma_ms": 1.25, "requests": requests,
             "failures": 0, "last_probe": null, "addresses": [],
             "connections": { "idle": 0, "active": 0 },

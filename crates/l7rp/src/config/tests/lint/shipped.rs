@@ -37,19 +37,19 @@ fn what_shows_every_key_has_some_that_say_nothing() {
         told(include_str!("../full.yaml")),
         [
             format!(
-                "33:17 {pool}.selector.hash_key: `hash_key` does nothing: the algorithm is `p2c-ewma` [unused-key]"
+                "34:17 {pool}.selector.hash_key: `hash_key` does nothing: the algorithm is `p2c-ewma` [unused-key]"
             ),
             format!(
-                "34:16 {pool}.selector.epsilon: `epsilon` does nothing: the algorithm is `p2c-ewma` [unused-key]"
+                "35:16 {pool}.selector.epsilon: `epsilon` does nothing: the algorithm is `p2c-ewma` [unused-key]"
             ),
             format!(
-                "35:22 {pool}.selector.virtual_nodes: `virtual_nodes` does nothing: the algorithm is `p2c-ewma` [unused-key]"
+                "36:22 {pool}.selector.virtual_nodes: `virtual_nodes` does nothing: the algorithm is `p2c-ewma` [unused-key]"
             ),
             format!(
-                "38:58 {pool}.upstreams[1].weight: `weight` does nothing: the algorithm is `p2c-ewma` [unused-weight]"
+                "39:58 {pool}.upstreams[1].weight: `weight` does nothing: the algorithm is `p2c-ewma` [unused-weight]"
             ),
             format!(
-                "41:30 {pool}.response_header_timeout: `response_header_timeout` (30s) never ends a try: `timeouts.total` of each route to the pool `backend` is over by then (30s at most) [unreached-timeout]"
+                "42:30 {pool}.response_header_timeout: `response_header_timeout` (30s) never ends a try: `timeouts.total` of each route to the pool `backend` is over by then (30s at most) [unreached-timeout]"
             ),
         ]
     );
