@@ -122,9 +122,11 @@ fn status(client: &mut Client, status: &str) -> u16 {
 
 /// The series without their statuses.
 fn without_status(series: &BTreeSet<Series>) -> BTreeSet<Series> {
-    let mut all = series.clone().into_iter().collect::<Vec<_>>();
-    all.iter_mut().for_each(|(_, labels)| drop(labels.remove("status")));
-    all.into_iter().collect()
+    let all = series.iter().cloned().map(|(name, mut labels)| {
+        labels.remove("status");
+        (name, labels)
+    });
+    all.collect()
 }
 
 fn series(metrics: &Metrics) -> BTreeSet<Series> {

@@ -20,6 +20,9 @@ fn deployed(name: &str) -> PathBuf {
     [env!("CARGO_MANIFEST_DIR"), "../../deploy", name].iter().collect()
 }
 
+/// Labels, and the value.
+type Sample = (BTreeMap<String, String>, f64);
+
 /// A running Prometheus; killed when dropped.
 struct Prometheus {
     child: Child,
@@ -77,7 +80,7 @@ impl Prometheus {
     }
 
     /// What an expression finds now: labels, and the value.
-    fn query(&self, expression: &str) -> Result<Vec<(BTreeMap<String, String>, f64)>, String> {
+    fn query(&self, expression: &str) -> Result<Vec<Sample>, String> {
         let mut path = "/api/v1/query?query=".to_owned();
         for octet in expression.bytes() {
             let _ = write!(path, "%{octet:02x}");
