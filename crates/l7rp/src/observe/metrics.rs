@@ -2,6 +2,7 @@
 //! route, a pool, an upstream, a listener, so that their number is bounded by the
 //! configuration, whatever clients send.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -289,10 +290,7 @@ fn listeners(text: &mut Text, snapshot: &Snapshot, connections: u64) {
     for listener in &snapshot.listeners {
         for (ix, reason) in BAD_REASONS.into_iter().enumerate() {
             let count: u64 = listener.stats.iter().map(|s| s.bad[ix].get()).sum();
-            if count > 0 {
-                let labels = [("listener", listener.plan.name.as_str()), ("reason", reason)];
-                text.sample(name, &labels, count);
-            }
+            text.sample(name, &[("listener", &listener.plan.name), ("reason", reason)], count);
         }
     }
     let name = "proxy_shed_total";
@@ -318,9 +316,14 @@ fn secured(text: &mut Text, snapshot: &Snapshot) {
     let name = "proxy_certificate_expiry_timestamp_seconds";
     text.family(name, "gauge", "When a certificate expires, in seconds since 1970.");
     for listener in &snapshot.listeners {
+        // Several may be for one name: what counts is the first of them to expire.
+        let mut first = BTreeMap::new();
         for shown in listener.tls.iter().flat_map(|tls| tls.certificates()) {
-            let labels = [("listener", listener.plan.name.as_str()), ("host", shown.host.as_str())];
-            text.sample(name, &labels, shown.not_after);
+            let at = first.entry(shown.host).or_insert(shown.not_after);
+            *at = shown.not_after.min(*at);
+        }
+        for (host, at) in first {
+            text.sample(name, &[("listener", &listener.plan.name), ("host", &host)], at);
         }
     }
     let name = "proxy_http2_floods_total";

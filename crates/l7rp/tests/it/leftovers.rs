@@ -61,7 +61,7 @@ fn end(mut client: Client, how: usize) {
 }
 
 /// The states of the TCP sockets of the proxy, as the kernel numbers them.
-fn tcp_states(proxy: &Proxy) -> Vec<u8> {
+pub fn tcp_states(proxy: &Proxy) -> Vec<u8> {
     let directory = format!("/proc/{}/fd", proxy.pid());
     let held: HashSet<String> = std::fs::read_dir(directory)
         .expect("it runs")

@@ -50,7 +50,7 @@ fn admin_connections_are_kept_and_pipelined() {
 }
 
 /// What Prometheus' own tool finds wrong.
-fn promtool(metrics: &Metrics) -> String {
+pub fn promtool(metrics: &Metrics) -> String {
     let mut tool = Command::new("promtool")
         .args(["check", "metrics"])
         .stdin(Stdio::piped())

@@ -9,7 +9,7 @@ use l7rp_testkit::{Call, Origin, Proxy, SOON, Then, eventually, reply};
 use crate::pipelining::Draw;
 use crate::setup::{assert_counts, get, in_flight, over, post};
 
-fn misbehaving(call: &mut Call<'_>) -> Then {
+pub fn misbehaving(call: &mut Call<'_>) -> Then {
     let mut draw = Draw(call.number as u64);
     match if call.request.target() == "/good" { 99 } else { draw.below(12) } {
         0 => reply::hang(call),
@@ -28,7 +28,7 @@ fn misbehaving(call: &mut Call<'_>) -> Then {
 }
 
 /// One client: asks in different ways and leaves in different ways.
-fn misbehave(proxy: &Proxy, draw: &mut Draw) {
+pub fn misbehave(proxy: &Proxy, draw: &mut Draw) {
     let mut client = proxy.client();
     client.wire.patience(Some(Duration::from_secs(5)));
     let request = match draw.below(6) {
