@@ -10,7 +10,9 @@ use std::thread;
 use std::time::Duration;
 
 use fastrand::Rng;
-use l7rp_testkit::{Client, Message, Origin, Proxy, SOON, Signal, Then, Value, eventually, reply};
+use l7rp_testkit::{
+    Call, Client, Message, Origin, Proxy, SOON, Signal, Then, Value, eventually, reply,
+};
 
 use crate::log_sink::{Plain, dropped};
 use crate::setup::{get, over, post};
@@ -213,7 +215,9 @@ fn log_injection() {
     let all = lines(&path);
     assert_eq!(all.len() as u64 + left_out, answered);
     let paths = paths.into_inner().unwrap_or_else(PoisonError::into_inner);
-    all.iter().for_each(|line| shows(line, &paths));
+    for line in &all {
+        shows(line, &paths);
+    }
     // Whoever has not sent nonsense has its line.
     let of_requests = all.iter().filter(|line| line["status"] != 400).count() as u64;
     assert_eq!(of_requests, answered - bad);
@@ -259,6 +263,19 @@ fn alone(origin: &Origin, pool: &str) -> Told {
     failed(&proxy, "/", Some(&answer), &origin.url())
 }
 
+/// Closes on a POST, is cut off in the middle of `/cut`, and else does what it is told.
+fn by_request(call: &mut Call<'_>) -> Then {
+    match call.request.method() {
+        "POST" => reply::close(call),
+        _ if call.request.target() == "/cut" => {
+            call.send("HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf");
+            l7rp_testkit::let_pass(Duration::from_millis(100));
+            Then::Reset
+        }
+        _ => reply::told(call),
+    }
+}
+
 /// Case `log-who-failed`.
 #[test]
 fn log_who_failed() {
@@ -282,15 +299,7 @@ fn log_who_failed() {
     );
     all.push(alone(&alert, &trusting(&Ca::new("ca"), "")));
 
-    let origin = Origin::start(|call| match (call.on_connection, call.request.method()) {
-        (_, "POST") => reply::close(call),
-        _ if call.request.target() == "/cut" => {
-            call.send("HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf");
-            l7rp_testkit::let_pass(Duration::from_millis(100));
-            Then::Reset
-        }
-        _ => reply::told(call),
-    });
+    let origin = Origin::start(by_request);
     let url = origin.url();
     let proxy = over(&[&origin]).pool(NEVER_OPENS).one_worker().start();
     let mut client = proxy.client();

@@ -37,7 +37,7 @@ const DROPPED: [&str; 14] = [
 pub fn explained(mut line: Value, upstreams: &[String]) -> Value {
     let told = line.clone();
     let fields = line.as_object_mut().expect("an object");
-    DROPPED.iter().for_each(|name| drop(fields.remove(*name)));
+    fields.retain(|name, _| !DROPPED.contains(&name.as_str()));
     let tries = fields["attempts"].as_u64().expect("a count") as usize;
     let mut hedged = false;
     let mut links = vec![Value::Null];
@@ -58,9 +58,9 @@ pub fn explained(mut line: Value, upstreams: &[String]) -> Value {
         assert!(links.contains(&age), "the connection is that of no try: {told}");
         assert_eq!(fields["hedged"], hedged, "{told}");
     }
-    ["attempts", "hedged", "conn_reused", "conn_age_ms"]
-        .iter()
-        .for_each(|name| drop(fields.remove(*name)));
+    for name in ["attempts", "hedged", "conn_reused", "conn_age_ms"] {
+        fields.remove(name);
+    }
     fields.retain(|_, value| value != "");
     let names = upstreams.iter().zip(["A", "B", "C"]);
     let text = names.fold(line.to_string(), |text, (url, name)| text.replace(url, name));
