@@ -108,7 +108,8 @@ fn what_cannot_be_meant_is_told_if_asked_for() {
 #[test]
 fn what_is_wrong_ends_with_2() {
     let bad = file(&GOOD.replace("pool: b", "pool: c"));
-    let not_yet = file(&format!("{GOOD}tracing: {{ endpoint: 'a:1' }}\n"));
+    let not_yet =
+        file(&format!("{GOOD}tcp_pools: [{{ name: q, upstreams: [{{ address: 'a:1' }}] }}]\n"));
     for (line, says) in [
         (format!("--config {}", bad.1.display()), "`c`"),
         (format!("--check --config {}", bad.1.display()), "`c`"),
@@ -154,7 +155,8 @@ fn what_a_reload_would_change() {
 fn a_plan_that_cannot_be_made_says_why() {
     let good = file(GOOD);
     let bad = file(&GOOD.replace("pool: b", "pool: c"));
-    let not_yet = file(&format!("{GOOD}tracing: {{ endpoint: 'a:1' }}\n"));
+    let not_yet =
+        file(&format!("{GOOD}tcp_pools: [{{ name: q, upstreams: [{{ address: 'a:1' }}] }}]\n"));
     let off = file(&format!("{GOOD}admin: {{ bind: '' }}\n"));
     let any = file(&format!("{GOOD}admin: {{ bind: '127.0.0.1:0' }}\n"));
     let gone = file(&format!("{GOOD}admin: {{ bind: '127.0.0.1:1' }}\n"));

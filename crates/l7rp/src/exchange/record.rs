@@ -223,7 +223,10 @@ impl<'a> Record<'a> {
         let counts = &self.listener.stats[shard];
         match self.failure {
             Some(Failure::NoRoute) => counts.no_route.up(),
-            Some(Failure::Capacity(scope)) => counts.shed[scope.index()].up(),
+            Some(Failure::Capacity(scope)) => {
+                counts.shed[scope.index()].up();
+                self.worker.counts().shed[scope.index()].up();
+            }
             Some(failure) => {
                 if let Some(ix) = bad_reason_index(failure.meaning().reason) {
                     counts.bad[ix].up();

@@ -31,6 +31,7 @@ pub fn render(process: &Process) -> String {
     breakers(&mut text, &snapshot);
     upstreams(&mut text, &snapshot);
     listeners(&mut text, &snapshot, Going::on(process).connections);
+    shed(&mut text, process);
     own(&mut text, process);
     resources(&mut text, process);
     text.0
@@ -293,11 +294,14 @@ fn listeners(text: &mut Text, snapshot: &Snapshot, connections: u64) {
             text.sample(name, &[("listener", &listener.plan.name), ("reason", reason)], count);
         }
     }
+}
+
+/// What was turned away for want of room.
+fn shed(text: &mut Text, process: &Process) {
     let name = "proxy_shed_total";
     text.family(name, "counter", "Requests and connections refused because something was full.");
     for scope in Scope::ALL {
-        let shards = snapshot.listeners.iter().flat_map(|l| l.stats.iter());
-        let count: u64 = shards.map(|s| s.shed[scope.index()].get()).sum();
+        let count: u64 = process.counts.iter().map(|s| s.shed[scope.index()].get()).sum();
         text.sample(name, &[("scope", scope.name())], count);
     }
 }

@@ -278,6 +278,9 @@ pub struct WorkerStats {
     pub tunnels_ended: Count,
     /// Requests that the proxy itself has cut off in their middle.
     pub cut: Count,
+    /// Requests and connections shed, by [`Scope::index`]: of the process, so that no reload
+    /// takes any away.
+    pub shed: [Count; Scope::ALL.len()],
     /// Tunnels that it has closed because the grace of a drain was over.
     pub tunnels_closed: Count,
     /// When the worker last showed that it still works, in ns; only written as a whole value.

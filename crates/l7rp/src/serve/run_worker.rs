@@ -256,6 +256,7 @@ fn take_on(
     let stats = &listener.stats[worker.index];
     if !listener.connections.try_enter() {
         stats.shed[Scope::Connections.index()].up();
+        worker.counts().shed[Scope::Connections.index()].up();
         stream.try_say(FULL);
         return;
     }
