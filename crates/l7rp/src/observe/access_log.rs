@@ -14,8 +14,17 @@ use crate::clock;
 const MAX_TEXT: usize = 1024;
 /// Tries in a line, and upstreams that were not tried.
 const MAX_ITEMS: usize = 16;
+/// Octets that nearly all lines fit into.
+const MOST_LINE: usize = 1024;
 /// A worker hands its lines over when it has this many octets of them.
-const CHUNK: usize = 32 << 10;
+const CHUNK: usize = 64 << 10;
+
+/// A member's name as it stands in a line.
+macro_rules! key {
+    ($name:literal) => {
+        concat!(",\"", $name, "\":")
+    };
+}
 
 /// What a line says.
 #[derive(Debug)]
@@ -58,8 +67,36 @@ impl Entry<'_> {
 
 /// One worker's lines that were not handed over yet.
 #[derive(Debug, Default)]
-pub struct Lines {
-    buffer: RefCell<(Vec<u8>, u64)>,
+pub struct Lines(RefCell<Buffer>);
+
+#[derive(Debug, Default)]
+struct Buffer {
+    lines: Vec<u8>,
+    count: u64,
+    /// The last time that was written: up to the second.
+    stamp: Stamp,
+}
+
+/// A time as a line has it. All but the milliseconds is the same for a second.
+#[derive(Debug, Default)]
+struct Stamp {
+    second: u64,
+    text: Vec<u8>,
+}
+
+impl Stamp {
+    fn write(&mut self, out: &mut Vec<u8>, wall_ms: u64) {
+        const TO_SECOND: usize = "1970-01-01T00:00:00.".len();
+        let (second, ms) = (wall_ms / 1000, wall_ms % 1000);
+        if second != self.second || self.text.is_empty() {
+            self.text.clear();
+            write_timestamp(&mut self.text, wall_ms);
+            self.text.truncate(TO_SECOND);
+            self.second = second;
+        }
+        out.extend_from_slice(&self.text);
+        out.extend_from_slice(&[digit(ms / 100), digit(ms / 10 % 10), digit(ms % 10), b'Z']);
+    }
 }
 
 impl Lines {
@@ -74,11 +111,15 @@ impl Lines {
         if level < events.least() {
             return false;
         }
-        let mut buffer = self.buffer.borrow_mut();
-        let first = buffer.1 == 0;
-        write_entry(&mut buffer.0, level, clock::wall_ms(), entry);
-        buffer.1 += 1;
-        if buffer.0.len() >= CHUNK {
+        let mut buffer = self.0.borrow_mut();
+        let Buffer { lines, count, stamp } = &mut *buffer;
+        let first = *count == 0;
+        lines.reserve(MOST_LINE);
+        lines.extend_from_slice(b"{\"time\":\"");
+        stamp.write(lines, clock::wall_ms());
+        write_entry(lines, level, entry);
+        *count += 1;
+        if lines.len() >= CHUNK {
             drop(buffer);
             self.hand_over(events);
             return false;
@@ -88,52 +129,51 @@ impl Lines {
 
     /// Hands what there is to the writer.
     pub fn hand_over(&self, events: &Events) {
-        let mut buffer = self.buffer.borrow_mut();
-        if buffer.1 > 0 {
-            let lines = std::mem::replace(&mut buffer.0, Vec::with_capacity(CHUNK + 4096));
-            events.log().lines(lines, std::mem::take(&mut buffer.1));
+        let mut buffer = self.0.borrow_mut();
+        if buffer.count > 0 {
+            let lines = std::mem::replace(&mut buffer.lines, events.log().buffer());
+            events.log().lines(lines, std::mem::take(&mut buffer.count));
         }
     }
 }
 
-fn write_entry(out: &mut Vec<u8>, level: Level, wall_ms: u64, e: &Entry<'_>) {
-    out.extend_from_slice(b"{\"time\":\"");
-    write_timestamp(out, wall_ms);
+/// All of a line but its time.
+fn write_entry(out: &mut Vec<u8>, level: Level, e: &Entry<'_>) {
     out.extend_from_slice(b"\",\"level\":\"");
     out.extend_from_slice(level.name().as_bytes());
     out.extend_from_slice(b"\",\"msg\":\"request_completed\",\"event\":\"request_completed\"");
-    text(out, "route", e.route.as_bytes());
-    text(out, "request_id", e.request_id);
-    text(out, "method", e.method);
-    text(out, "host", e.host);
-    text(out, "path", e.path);
-    number(out, "status", u64::from(e.status));
+    text(out, key!("route"), e.route.as_bytes());
+    text(out, key!("request_id"), e.request_id);
+    text(out, key!("method"), e.method);
+    text(out, key!("host"), e.host);
+    text(out, key!("path"), e.path);
+    number(out, key!("status"), u64::from(e.status));
     if let Some(status) = e.grpc_status {
-        number(out, "grpc_status", u64::from(status));
+        number(out, key!("grpc_status"), u64::from(status));
     }
-    millis(out, "duration_ms", e.duration);
-    number(out, "bytes_in", e.bytes_in);
-    number(out, "bytes_out", e.bytes_out);
-    text(out, "client_ip", e.client_ip.as_bytes());
+    millis(out, key!("duration_ms"), e.duration);
+    number(out, key!("bytes_in"), e.bytes_in);
+    number(out, key!("bytes_out"), e.bytes_out);
+    text(out, key!("client_ip"), e.client_ip.as_bytes());
     if !e.client_identity.is_empty() {
-        text(out, "client_identity", e.client_identity.as_bytes());
+        text(out, key!("client_identity"), e.client_identity.as_bytes());
     }
-    text(out, "protocol", e.protocol.as_bytes());
-    text(out, "upstream", e.used.map_or("", |used| used.url).as_bytes());
-    text(out, "pool", e.pool.as_bytes());
-    number(out, "attempts", e.tries.len() as u64);
-    flag(out, "hedged", e.tries.iter().any(|one| one.is_hedge));
+    text(out, key!("protocol"), e.protocol.as_bytes());
+    text(out, key!("upstream"), e.used.map_or("", |used| used.url).as_bytes());
+    text(out, key!("pool"), e.pool.as_bytes());
+    number(out, key!("attempts"), e.tries.len() as u64);
+    flag(out, key!("hedged"), e.tries.iter().any(|one| one.is_hedge));
     if let Some((_, time)) = e.used.and_then(|used| used.ended) {
-        millis(out, "upstream_ms", time);
+        millis(out, key!("upstream_ms"), time);
     }
     link(out, e.used.and_then(|used| used.link));
     if !e.reason.is_empty() {
-        text(out, "reason", e.reason.as_bytes());
+        text(out, key!("reason"), e.reason.as_bytes());
     }
     if let Some(id) = e.trace_id {
         let mut digits = [0; 32];
         trace::write_hex(&mut digits, id);
-        text(out, "trace_id", &digits);
+        text(out, key!("trace_id"), &digits);
     }
     if !e.is_plain_success() {
         explain(out, e);
@@ -143,39 +183,39 @@ fn write_entry(out: &mut Vec<u8>, level: Level, wall_ms: u64, e: &Entry<'_>) {
 
 /// Who did what, where that needs to be told.
 fn explain(out: &mut Vec<u8>, e: &Entry<'_>) {
-    list(out, "tries", e.tries, |out, one| {
-        text(out, "upstream", one.url.as_bytes());
+    list(out, key!("tries"), e.tries, |out, one| {
+        text(out, key!("upstream"), one.url.as_bytes());
         match one.ended {
-            Some((End::Answered(status), _)) => number(out, "status", u64::from(status)),
+            Some((End::Answered(status), _)) => number(out, key!("status"), u64::from(status)),
             Some((End::Failed(failure), _)) => {
-                text(out, "error", failure.meaning().reason.as_bytes());
+                text(out, key!("error"), failure.meaning().reason.as_bytes());
             }
-            Some((End::Lost, _)) => text(out, "error", b"lost_race"),
-            None => text(out, "error", b"not_ended"),
+            Some((End::Lost, _)) => text(out, key!("error"), b"lost_race"),
+            None => text(out, key!("error"), b"not_ended"),
         }
         if let Some((_, took)) = one.ended {
-            millis(out, "ms", took);
+            millis(out, key!("ms"), took);
         }
         link(out, one.link);
         if one.is_hedge {
-            flag(out, "hedge", true);
+            flag(out, key!("hedge"), true);
         }
     });
-    list(out, "not_tried", e.refused, |out, one| {
-        text(out, "upstream", one.url.as_bytes());
-        text(out, "why", one.why.as_bytes());
+    list(out, key!("not_tried"), e.refused, |out, one| {
+        text(out, key!("upstream"), one.url.as_bytes());
+        text(out, key!("why"), one.why.as_bytes());
     });
     if !e.stop.is_empty() {
-        text(out, "no_retry", e.stop.as_bytes());
+        text(out, key!("no_retry"), e.stop.as_bytes());
     }
 }
 
 /// A list of objects, if there are any; of many, the last.
-fn list<T>(out: &mut Vec<u8>, name: &str, all: &[T], each: impl Fn(&mut Vec<u8>, &T)) {
+fn list<T>(out: &mut Vec<u8>, key: &str, all: &[T], each: impl Fn(&mut Vec<u8>, &T)) {
     if all.is_empty() {
         return;
     }
-    key(out, name);
+    out.extend_from_slice(key.as_bytes());
     let mut before = b'[';
     for one in &all[all.len().saturating_sub(MAX_ITEMS)..] {
         out.push(before);
@@ -193,34 +233,31 @@ fn list<T>(out: &mut Vec<u8>, name: &str, all: &[T], each: impl Fn(&mut Vec<u8>,
 
 fn link(out: &mut Vec<u8>, link: Option<Link>) {
     if let Some(Link { reused, age }) = link {
-        flag(out, "conn_reused", reused);
-        millis(out, "conn_age_ms", age);
+        flag(out, key!("conn_reused"), reused);
+        millis(out, key!("conn_age_ms"), age);
     }
 }
 
-fn key(out: &mut Vec<u8>, name: &str) {
-    out.extend_from_slice(b",\"");
-    out.extend_from_slice(name.as_bytes());
-    out.extend_from_slice(b"\":");
-}
-
-fn number(out: &mut Vec<u8>, name: &str, value: u64) {
-    key(out, name);
+#[inline]
+fn number(out: &mut Vec<u8>, key: &str, value: u64) {
+    out.extend_from_slice(key.as_bytes());
     out.extend_from_slice(itoa::Buffer::new().format(value).as_bytes());
 }
 
-fn flag(out: &mut Vec<u8>, name: &str, value: bool) {
-    key(out, name);
+#[inline]
+fn flag(out: &mut Vec<u8>, key: &str, value: bool) {
+    out.extend_from_slice(key.as_bytes());
     out.extend_from_slice(if value { b"true" } else { b"false" });
 }
 
 /// Milliseconds with three decimals.
-fn millis(out: &mut Vec<u8>, name: &str, d: Duration) {
-    key(out, name);
-    let us = d.as_micros() as u64;
+#[inline]
+fn millis(out: &mut Vec<u8>, key: &str, d: Duration) {
+    out.extend_from_slice(key.as_bytes());
+    let us = d.as_secs() * 1_000_000 + u64::from(d.subsec_micros());
     out.extend_from_slice(itoa::Buffer::new().format(us / 1000).as_bytes());
     let rest = us % 1000;
-    out.extend([b'.', digit(rest / 100), digit(rest / 10 % 10), digit(rest % 10)]);
+    out.extend_from_slice(&[b'.', digit(rest / 100), digit(rest / 10 % 10), digit(rest % 10)]);
 }
 
 fn digit(n: u64) -> u8 {
@@ -229,24 +266,39 @@ fn digit(n: u64) -> u8 {
 
 /// A JSON string. Octets outside visible ASCII are written as the code point of the same
 /// number, so that a line is valid whatever a client sends and what it sent can be told.
-fn text(out: &mut Vec<u8>, name: &str, value: &[u8]) {
-    key(out, name);
+#[inline]
+fn text(out: &mut Vec<u8>, key: &str, value: &[u8]) {
+    out.extend_from_slice(key.as_bytes());
     out.push(b'"');
     let value = &value[..value.len().min(MAX_TEXT)];
-    if value.iter().all(|&b| matches!(b, b' '..=b'~') && b != b'"' && b != b'\\') {
+    if is_plain(value) {
         out.extend_from_slice(value);
     } else {
-        for &b in value {
-            match b {
-                b'"' | b'\\' => out.extend([b'\\', b]),
-                b' '..=b'~' => out.push(b),
-                _ => {
-                    let _ = write!(out, "\\u{b:04x}");
-                }
+        escaped(out, value);
+    }
+    out.push(b'"');
+}
+
+/// Whether it stands in a line as it is. Goes on to the end in any case: that way it is several
+/// octets at a time.
+fn is_plain(value: &[u8]) -> bool {
+    let odd = |b: u8| {
+        let (control, quote, slash) = (!matches!(b, b' '..=b'~'), b == b'"', b == b'\\');
+        u8::from(control) | u8::from(quote) | u8::from(slash)
+    };
+    value.iter().fold(0, |seen, &b| seen | odd(b)) == 0
+}
+
+fn escaped(out: &mut Vec<u8>, value: &[u8]) {
+    for &b in value {
+        match b {
+            b'"' | b'\\' => out.extend([b'\\', b]),
+            b' '..=b'~' => out.push(b),
+            _ => {
+                let _ = write!(out, "\\u{b:04x}");
             }
         }
     }
-    out.push(b'"');
 }
 
 #[cfg(test)]
@@ -294,7 +346,9 @@ mod tests {
 
     fn line(entry: &Entry<'_>) -> String {
         let mut out = Vec::new();
-        write_entry(&mut out, Level::Error, 0, entry);
+        out.extend_from_slice(b"{\"time\":\"");
+        Stamp::default().write(&mut out, 7);
+        write_entry(&mut out, Level::Error, entry);
         String::from_utf8(out).unwrap()
     }
 
@@ -302,7 +356,7 @@ mod tests {
     fn a_line_has_every_field() {
         assert_eq!(
             line(&Entry { trace_id: Some(0xab), ..entry(b"/x", &[TRY]) }),
-            "{\"time\":\"1970-01-01T00:00:00.000Z\",\"level\":\"error\",\
+            "{\"time\":\"1970-01-01T00:00:00.007Z\",\"level\":\"error\",\
              \"msg\":\"request_completed\",\"event\":\"request_completed\",\"route\":\"api\",\
              \"request_id\":\"r1\",\"method\":\"GET\",\"host\":\"a.test\",\"path\":\"/x\",\
              \"status\":200,\"duration_ms\":1234.567,\"bytes_in\":1,\"bytes_out\":2,\
@@ -347,6 +401,16 @@ mod tests {
             serde_json::from_str(&line(&entry(b"/", &[TRY; 40]))).unwrap();
         assert_eq!(json["attempts"], 40);
         assert_eq!(json["tries"].as_array().map(Vec::len), Some(MAX_ITEMS));
+    }
+
+    #[test]
+    fn a_stamp_is_a_timestamp() {
+        let mut stamp = Stamp::default();
+        for ms in [0, 999, 1000, 951_782_399_999, 951_782_400_000, 951_782_400_001, 86_399_999] {
+            let mut out = Vec::new();
+            stamp.write(&mut out, ms);
+            assert_eq!(String::from_utf8(out).unwrap(), super::super::event::timestamp(ms));
+        }
     }
 
     proptest! {

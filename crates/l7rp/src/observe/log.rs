@@ -2,9 +2,9 @@
 //! holds up a request. Lines that find no room are dropped and counted.
 
 use std::io::Write;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// What a pipe takes as a whole.
@@ -13,6 +13,11 @@ const PIPE_BUF: usize = 4096;
 const QUEUE: usize = 256;
 /// Octets that wait at most, in all chunks together.
 const MAX_WAITING: usize = 8 << 20;
+
+/// Octets of a buffer for lines: more than a worker hands over at once.
+const BUFFER: usize = 68 << 10;
+/// Buffers that are kept.
+const KEPT: usize = 16;
 
 enum Message {
     /// Whole lines, and how many.
@@ -30,9 +35,24 @@ pub struct Log {
 
 #[derive(Debug, Default)]
 struct Shared {
+    /// Buffers that were written out: memory that is warm, instead of new one for each chunk.
+    free: Mutex<Vec<Vec<u8>>>,
     waiting: AtomicUsize,
     dropped: AtomicU64,
     with_others: AtomicBool,
+}
+
+impl Shared {
+    /// Keeps a buffer for later, if it is of the usual size.
+    fn keep(&self, mut buffer: Vec<u8>) {
+        if let Ok(mut free) = self.free.try_lock()
+            && buffer.capacity() == BUFFER
+            && free.len() < KEPT
+        {
+            buffer.clear();
+            free.push(buffer);
+        }
+    }
 }
 
 impl Log {
@@ -54,6 +74,12 @@ impl Log {
             .name("l7rp-log".into())
             .spawn(move || write_all(out, &messages, &shared))?;
         Ok(log)
+    }
+
+    /// An empty buffer for lines. Never waits.
+    pub fn buffer(&self) -> Vec<u8> {
+        let used = self.shared.free.try_lock().ok().and_then(|mut free| free.pop());
+        used.unwrap_or_else(|| Vec::with_capacity(BUFFER))
     }
 
     /// Hands over whole lines. Never waits.
@@ -116,10 +142,10 @@ fn write_all(mut out: impl Write, messages: &Receiver<Message>, shared: &Shared)
         match message {
             Message::Lines(chunk, count) => {
                 let whole = if shared.with_others.load(Relaxed) { PIPE_BUF } else { chunk.len() };
-                let mut pieces = pieces(&chunk, whole);
-                let written = pieces.try_for_each(|piece| out.write_all(piece));
+                let written = pieces(&chunk, whole).try_for_each(|piece| out.write_all(piece));
                 let written = written.and_then(|()| out.flush());
                 shared.waiting.fetch_sub(chunk.len(), Relaxed);
+                shared.keep(chunk);
                 if written.is_err() {
                     shared.dropped.fetch_add(count, Relaxed);
                 }
@@ -134,7 +160,7 @@ fn write_all(mut out: impl Write, messages: &Receiver<Message>, shared: &Shared)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::{Condvar, Mutex, PoisonError};
+    use std::sync::{Condvar, PoisonError};
 
     /// A writer that does not take anything until it is let go.
     #[derive(Clone, Default)]

@@ -229,7 +229,7 @@ fn it_says_why_an_upstream_is_not_chosen() {
     eventually(SOON, || {
         let told = ask(&mut admin, &asked);
         let why = upstream(&told, 1)["live"]["obstacle"].as_str().unwrap_or_default().to_owned();
-        why.starts_with("out by its health: ") && upstream(&told, 0)["chosen"] == 1.0
+        why.starts_with("health checks: ") && upstream(&told, 0)["chosen"] == 1.0
     });
     let told = ask(&mut admin, &asked);
     let known = &upstream(&told, 0)["live"];
@@ -255,7 +255,7 @@ fn it_says_when_a_breaker_is_open_and_when_all_are_full() {
     eventually(SOON, || ask(&mut admin, &asked)["verdict"]["reason"] == "breaker_open");
     let told = ask(&mut admin, &asked);
     let why = upstream(&told, 0)["live"]["obstacle"].as_str().expect("an obstacle");
-    assert!(why.starts_with("its breaker is open for another "), "{why}");
+    assert!(why.starts_with("breaker open for another "), "{why}");
 
     let proxy = over(&[]).upstream(&origin.url(), "max_in_flight: 1").start();
     let mut waiting = proxy.client();

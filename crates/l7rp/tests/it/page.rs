@@ -41,7 +41,10 @@ fn people_get_the_page_and_programs_the_list() {
     assert_eq!(page.get("referrer-policy"), Some("no-referrer"));
     let list = ask(&proxy, "/", "*/*");
     assert_eq!(list.get("content-type"), Some("text/plain; charset=utf-8"));
-    for path in list.text().split_whitespace() {
+    let list = list.text();
+    let (looks, changes) = list.split_once("POST: ").expect("what changes is named apart");
+    assert!(changes.contains("/-/upstreams/drain"), "{changes}");
+    for path in looks.split_whitespace() {
         let answer = ask(&proxy, path, "*/*");
         assert!([200, 204].contains(&answer.status()), "{path}: {answer:?}");
         assert!(page.text().contains(&format!("href=\"{path}\"")), "{path}");

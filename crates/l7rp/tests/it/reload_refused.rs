@@ -249,13 +249,13 @@ fn a_bad_pool_is_refused() {
 #[test]
 fn what_cannot_be_served_yet_is_refused() {
     let mut before = Before::new();
-    let tracing = "tracing: { endpoint: \"127.0.0.1:1\" }";
-    before.proxy.rewrite(with_line(&before.origin, 7, tracing));
+    let tcp = "tcp_pools: [{ name: t, upstreams: [{ address: \"127.0.0.1:1\" }] }]";
+    before.proxy.rewrite(with_line(&before.origin, 7, tcp));
     let errors = before.refuses();
-    assert!(errors[0].contains("config.yaml:7:") && errors[0].contains("tracing"), "{errors:?}");
+    assert!(errors[0].contains("config.yaml:7:") && errors[0].contains("tcp_pools"), "{errors:?}");
     // To `--check` it is a warning: there is nothing wrong with the file.
     let (_, _, text) = check(&before.path());
-    assert!(text.contains("config.yaml:7:") && text.contains("tracing"), "{text}");
+    assert!(text.contains("config.yaml:7:") && text.contains("tcp_pools"), "{text}");
     before.is_unchanged();
 }
 

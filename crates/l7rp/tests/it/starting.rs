@@ -96,10 +96,12 @@ fn all_that_is_wrong_is_told_with_its_place() {
 
 #[test]
 fn what_cannot_be_served_yet_is_not_ignored() {
-    let yaml = over(&[&Origin::refusing()]).top("tracing: { endpoint: \"a:1\" }").yaml();
+    let yaml = over(&[&Origin::refusing()])
+        .top("tcp_pools: [{ name: t, upstreams: [{ address: \"a:1\" }] }]")
+        .yaml();
     let (code, errors) = does_not_start(&yaml);
     assert_eq!(code, 2);
-    assert!(errors.contains("tracing"), "{errors}");
+    assert!(errors.contains("tcp_pools"), "{errors}");
 }
 
 #[test]
