@@ -154,10 +154,8 @@ function routes() {
 
 /** The state of an upstream in words, with a sign for those who do not see colours. */
 function standing(upstream) {
-  const { state, admits_in_ms } = upstream.breaker;
-  const wait = state === "open" && admits_in_ms ? `, next try in ${span(admits_in_ms)}` : "";
-  if (!upstream.eligible) return [`✘ out: ${upstream.why_not || "it has just changed"}${wait}`, "bad"];
-  if (state !== "closed") return ["▲ in, tested by its breaker", "warn"];
+  if (!upstream.eligible) return [`✘ out: ${upstream.why_not || "it has just changed"}`, "bad"];
+  if (upstream.breaker.state !== "closed") return ["▲ in, tested by its breaker", "warn"];
   return [upstream.backup ? "✔ in, as a backup" : "✔ in", "good"];
 }
 

@@ -212,8 +212,8 @@ pub struct Breaker {
     pub state: String,
     /// An operator has forced it to be so.
     pub forced: bool,
-    /// Milliseconds until it lets the next request in if nothing but time passes; 0: now.
-    pub admits_in_ms: u64,
+    /// Milliseconds until it lets the next request in if nothing but time passes; 0: now; null: never.
+    pub admits_in_ms: Option<u64>,
 }
 
 /// A health check.

@@ -261,16 +261,12 @@ fn pool(of: &Pool, since: &Since<'_>, wish: Wish<'_>) -> Vec<Line> {
 
 /// The state of an upstream, in words.
 fn standing(of: &Upstream) -> Piece {
-    let wait = match (of.breaker.state.as_str(), of.breaker.admits_in_ms) {
-        ("open", 1..) => format!(", next try in {}", span(of.breaker.admits_in_ms)),
-        _ => String::new(),
-    };
     match (&of.why_not, of.eligible) {
         (why, false) => {
             let why = why.as_deref().unwrap_or("it has just changed");
             // The reason is what the room is for.
             let why = why.strip_prefix("health checks: ").unwrap_or(why);
-            (format!("out: {}{wait}", visible(why)), Tone::Bad)
+            (format!("out: {}", visible(why)), Tone::Bad)
         }
         (_, true) if of.breaker.state != "closed" => ("in, on trial".to_owned(), Tone::Warn),
         (_, true) if of.backup => ("in, as a backup".to_owned(), Tone::Good),

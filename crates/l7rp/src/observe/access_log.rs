@@ -154,11 +154,11 @@ fn write_entry(out: &mut Vec<u8>, level: Level, e: &Entry<'_>) {
     millis(out, key!("duration_ms"), e.duration);
     number(out, key!("bytes_in"), e.bytes_in);
     number(out, key!("bytes_out"), e.bytes_out);
-    text(out, key!("client_ip"), e.client_ip.as_bytes());
+    plain(out, key!("client_ip"), e.client_ip);
     if !e.client_identity.is_empty() {
         text(out, key!("client_identity"), e.client_identity.as_bytes());
     }
-    text(out, key!("protocol"), e.protocol.as_bytes());
+    plain(out, key!("protocol"), e.protocol);
     text(out, key!("upstream"), e.used.map_or("", |used| used.url).as_bytes());
     text(out, key!("pool"), e.pool.as_bytes());
     number(out, key!("attempts"), e.tries.len() as u64);
@@ -276,6 +276,15 @@ fn text(out: &mut Vec<u8>, key: &str, value: &[u8]) {
     } else {
         escaped(out, value);
     }
+    out.push(b'"');
+}
+
+/// A JSON string of what is visible ASCII without quotes: an address, or a word of ours.
+#[inline]
+fn plain(out: &mut Vec<u8>, key: &str, value: &str) {
+    out.extend_from_slice(key.as_bytes());
+    out.push(b'"');
+    out.extend_from_slice(value.as_bytes());
     out.push(b'"');
 }
 

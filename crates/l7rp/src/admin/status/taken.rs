@@ -170,10 +170,12 @@ fn upstream(pool: &Live, ix: usize, of: &Member, plan: &plan::Upstream, now: Nan
         breaker: Breaker {
             state: state_name(of.breaker.state()).to_owned(),
             forced: hold.breaker != Mode::Auto,
-            admits_in_ms: of.breaker.admits_at().map_or(0, |at| {
+            admits_in_ms: match of.breaker.admits_at() {
+                None => Some(0),
+                Some(Nanos::NEVER) => None,
                 // Rounded up: at 0 it does.
-                at.since(now).as_nanos().div_ceil(1_000_000) as u64
-            }),
+                Some(at) => Some(at.since(now).as_nanos().div_ceil(1_000_000) as u64),
+            },
         },
         in_flight: of.seat.in_flight().into(),
         max_in_flight: plan.max_in_flight.into(),
