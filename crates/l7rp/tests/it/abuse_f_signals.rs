@@ -248,3 +248,23 @@ fn a_client_that_takes_its_connection_away_is_the_one_that_left() {
     let line = proxy.logged_path("/gone");
     assert_eq!((&line["status"], &line["reason"]), (&499.into(), &"client_gone".into()), "{line}");
 }
+
+/// Whoever adds it up takes a count that goes down for a restart, and adds all of it once more.
+#[test]
+fn no_count_of_connections_goes_down() {
+    let origin = Origin::start(reply::name("x"));
+    let proxy = over(&[&origin]).start();
+    for _ in 0..20 {
+        assert_eq!(proxy.get("/").status(), 200);
+    }
+    // It has connected, and not said yet what it speaks.
+    let mut late = proxy.client();
+    let all = || proxy.metrics().sum("proxy_connections_total", &[]);
+    let of_http1 = || proxy.metrics().sum("proxy_connections_total", &[("protocol", "http1")]);
+    l7rp_testkit::eventually(l7rp_testkit::SOON, || all() == 21.0);
+    let before = of_http1();
+    late.send("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0");
+    let of_http2 = || proxy.metrics().sum("proxy_connections_total", &[("protocol", "http2")]);
+    l7rp_testkit::eventually(l7rp_testkit::SOON, || of_http2() == 1.0);
+    assert!(of_http1() >= before, "from {before} to {}", of_http1());
+}

@@ -10,6 +10,7 @@ use l7rp_testkit::{Origin, Proxy, SOON, Signal, Then, eventually, let_pass, repl
 use crate::collector::Collector;
 use crate::http2_tools::{Conn, request};
 use crate::setup::{PROGRAM, Setup, get, over};
+use crate::tls_kit::Ca;
 use crate::tries::{in_turn, retrying, say};
 
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
@@ -375,4 +376,59 @@ fn no_two_spans_have_one_id() {
     let ids: BTreeSet<_> = spans.iter().filter_map(|s| s["span_id"].as_str()).collect();
     let traces: BTreeSet<_> = spans.iter().filter_map(|s| s["trace_id"].as_str()).collect();
     assert_eq!((ids.len(), traces.len()), (600, 300));
+}
+
+/// Guard: where nobody names a CA, those of the system count.
+#[test]
+fn a_collector_is_known_by_the_systems_cas() {
+    let ca = Ca::new("the system's ca");
+    let pair = ca.issue("collector", &["127.0.0.1"]);
+    let collector = Collector::secure(&pair);
+    let origin = Origin::start(reply::name("x"));
+    let address = collector.address();
+    let setup =
+        over(&[&origin]).top(&format!("tracing: {{ endpoint: \"{address}\", insecure: false }}"));
+    let mut command = program();
+    command.env("SSL_CERT_FILE", ca.file());
+    let proxy = Proxy::start_by(&mut command, &setup.yaml());
+    assert_eq!(proxy.client().ask(get("a.test", "/", &part_of(TRACE, "01"))).status(), 200);
+    collector.trace(TRACE, 2);
+}
+
+/// Guard: what is wrong in the environment is no reason not to serve.
+#[test]
+fn an_environment_that_is_all_wrong_stops_nobody() {
+    let collector = Collector::start();
+    let origin = Origin::start(reply::name("x"));
+    let mut command = program();
+    for (name, value) in [
+        ("OTEL_EXPORTER_OTLP_HEADERS", "a b=c,=,x"),
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "soon"),
+        ("OTEL_EXPORTER_OTLP_COMPRESSION", "zip"),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json"),
+        ("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "0"),
+        ("OTEL_BSP_MAX_QUEUE_SIZE", "0"),
+        ("OTEL_BSP_EXPORT_TIMEOUT", "-1"),
+        ("OTEL_RESOURCE_ATTRIBUTES", "=,a,b=%zz"),
+        ("OTEL_TRACES_SAMPLER", "xray"),
+        ("OTEL_TRACES_EXPORTER", "zipkin"),
+    ] {
+        command.env(name, value);
+    }
+    let setup = over(&[&origin]).top(&section(&collector.address()));
+    let proxy = Proxy::start_by(&mut command, &setup.yaml());
+    assert_eq!(proxy.client().ask(get("a.test", "/", &part_of(TRACE, "01"))).status(), 200);
+    collector.trace(TRACE, 2);
+}
+
+/// Who looks for the mistake looks where it is.
+#[test]
+fn a_variable_that_is_wrong_is_told_by_its_own_name() {
+    let origin = Origin::start(reply::name("x"));
+    let mut command = program();
+    command.env("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "otel:4317");
+    let proxy = Proxy::start_by(&mut command, &over(&[&origin]).yaml());
+    let name = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT";
+    eventually(SOON, || proxy.errors().contains("otel:4317"));
+    assert!(proxy.errors().contains(name), "{}", proxy.errors());
 }
