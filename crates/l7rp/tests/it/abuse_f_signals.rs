@@ -18,12 +18,12 @@ fn ms(line: &Value, number: usize) -> f64 {
 /// The first answers at once, and what comes after it takes its time: that is not the first one's.
 #[test]
 fn an_answer_that_was_kept_has_its_own_time() {
-    let origins: [Origin; 2] = in_turn(|call, nth| match nth {
-        0 => say(call, 503, "", "busy"),
-        _ => {
-            let_pass(Duration::from_millis(800));
-            reply::close(call)
+    let origins: [Origin; 2] = in_turn(|call, nth| {
+        if nth == 0 {
+            return say(call, 503, "", "busy");
         }
+        let_pass(Duration::from_millis(800));
+        reply::close(call)
     });
     let proxy = retrying(&origins.each_ref(), "max_attempts: 2").one_worker().start();
     assert_eq!(proxy.get("/").text(), "busy");
@@ -41,15 +41,9 @@ fn race(origins: &[Origin; 2]) -> Proxy {
 
 #[test]
 fn the_first_of_a_race_that_fails_has_its_own_time() {
-    let origins: [Origin; 2] = in_turn(|call, nth| match nth {
-        0 => {
-            let_pass(Duration::from_millis(200));
-            reply::close(call)
-        }
-        _ => {
-            let_pass(Duration::from_millis(1200));
-            say(call, 200, "", "hedge")
-        }
+    let origins: [Origin; 2] = in_turn(|call, nth| {
+        let_pass(Duration::from_millis(if nth == 0 { 200 } else { 1200 }));
+        if nth == 0 { reply::close(call) } else { say(call, 200, "", "hedge") }
     });
     let proxy = race(&origins);
     assert_eq!(proxy.get("/").text(), "hedge");
@@ -267,4 +261,15 @@ fn no_count_of_connections_goes_down() {
     let of_http2 = || proxy.metrics().sum("proxy_connections_total", &[("protocol", "http2")]);
     l7rp_testkit::eventually(l7rp_testkit::SOON, || of_http2() == 1.0);
     assert!(of_http1() >= before, "from {before} to {}", of_http1());
+}
+
+/// How long it was waited for is what the line is for.
+#[test]
+fn a_head_that_never_ended_has_taken_its_time() {
+    let origin = Origin::start(reply::name("x"));
+    let proxy = over(&[&origin]).listener("timeouts: { read_header: 500ms }").start();
+    let mut client = proxy.client();
+    assert_eq!(client.send("GET / HTTP/1.1\r\nHost: a").response().status(), 408);
+    let line = proxy.logged(|line| line["reason"] == "head_timeout");
+    assert!(line["duration_ms"].as_f64().is_some_and(|ms| ms > 400.0), "{line}");
 }

@@ -88,12 +88,12 @@ fn a_request_that_is_sent_again_has_another_parent() {
 #[test]
 fn the_span_of_an_answer_that_was_kept_ends_when_it_came() {
     let collector = Collector::start();
-    let origins: [Origin; 2] = in_turn(|call, nth| match nth {
-        0 => say(call, 503, "", "busy"),
-        _ => {
-            let_pass(Duration::from_millis(800));
-            reply::close(call)
+    let origins: [Origin; 2] = in_turn(|call, nth| {
+        if nth == 0 {
+            return say(call, 503, "", "busy");
         }
+        let_pass(Duration::from_millis(800));
+        reply::close(call)
     });
     let setup = retrying(&origins.each_ref(), "max_attempts: 2").one_worker();
     let proxy = traced(setup, &collector);
@@ -249,7 +249,7 @@ fn an_endpoint_that_is_refused_is_told_without_its_password() {
 }
 
 /// "Invalid or unrecognized input MUST be logged and MUST be otherwise ignored, i.e. the
-/// implementation MUST behave as if OTEL_TRACES_SAMPLER_ARG is not set": then it is 1.
+/// implementation MUST behave as if `OTEL_TRACES_SAMPLER_ARG` is not set": then it is 1.
 #[test]
 fn a_sampler_with_a_bad_argument_is_that_sampler_without_one() {
     let collector = Collector::start();
@@ -431,4 +431,25 @@ fn a_variable_that_is_wrong_is_told_by_its_own_name() {
     let name = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT";
     eventually(SOON, || proxy.errors().contains("otel:4317"));
     assert!(proxy.errors().contains(name), "{}", proxy.errors());
+}
+
+/// Nobody listens, it has another certificate, it refuses: they are mended in different places.
+#[test]
+fn why_spans_do_not_get_to_a_collector_is_told() {
+    let ca = Ca::new("nobody's ca");
+    let secure = Collector::secure(&ca.issue("collector", &["127.0.0.1"]));
+    let mut told = BTreeSet::new();
+    let origin = Origin::start(reply::name("x"));
+    let keys = ", insecure: false";
+    for (address, keys) in [(Origin::refusing().address.to_string(), ""), (secure.address(), keys)]
+    {
+        let setup = over(&[&origin]).top(&format!("tracing: {{ endpoint: \"{address}\"{keys} }}"));
+        let mut command = program();
+        command.env("OTEL_EXPORTER_OTLP_TIMEOUT", "300");
+        let proxy = Proxy::start_by(&mut command, &setup.yaml());
+        assert_eq!(proxy.client().ask(get("a.test", "/", &part_of(TRACE, "01"))).status(), 200);
+        let event = proxy.wait_for_event("trace_export_failed", |_| true, SOON * 2);
+        told.insert(event["error"].as_str().expect("words").to_owned());
+    }
+    assert_eq!(told.len(), 2, "{told:?}");
 }
