@@ -273,3 +273,20 @@ fn a_head_that_never_ended_has_taken_its_time() {
     let line = proxy.logged(|line| line["reason"] == "head_timeout");
     assert!(line["duration_ms"].as_f64().is_some_and(|ms| ms > 400.0), "{line}");
 }
+
+/// What was refused by HTTP/2 is named as it is by HTTP/1.
+#[test]
+fn what_is_refused_by_http2_is_named() {
+    let origin = Origin::start(reply::name("x"));
+    let proxy = over(&[&origin]).start();
+    let refused = proxy.client().ask("TRACE /one HTTP/1.1\r\nHost: a.test\r\n\r\n");
+    assert_eq!(refused.status(), 405);
+    let line = proxy.logged(|line| line["reason"] == "method_refused");
+    assert_eq!((&line["method"], &line["path"]), (&"TRACE".into(), &"/one".into()), "{line}");
+    let conn = crate::http2_tools::Conn::open(&proxy);
+    let refused = conn.ask(crate::http2_tools::request("TRACE", "/two")).expect("an answer");
+    assert_eq!(refused.status, 405);
+    let is_it = |line: &Value| line["reason"] == "method_refused" && line["protocol"] == "HTTP/2";
+    let line = proxy.logged(is_it);
+    assert_eq!((&line["method"], &line["path"]), (&"TRACE".into(), &"/two".into()), "{line}");
+}

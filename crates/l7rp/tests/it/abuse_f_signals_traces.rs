@@ -453,3 +453,19 @@ fn why_spans_do_not_get_to_a_collector_is_told() {
     }
     assert_eq!(told.len(), 2, "{told:?}");
 }
+
+/// "If and only if one was received/sent."
+#[test]
+fn a_status_that_nobody_sent_is_no_attribute() {
+    let collector = Collector::start();
+    let origin = Origin::start(reply::hang);
+    let proxy = traced(over(&[&origin]), &collector);
+    let mut client = proxy.client();
+    client.send(get("a.test", "/left", &part_of(TRACE, "01")));
+    eventually(SOON, || origin.requests() == 1);
+    client.reset();
+    let spans = collector.trace(TRACE, 2);
+    assert_eq!(spans[0]["attributes"]["error.type"], "client_gone");
+    let status = spans[0]["attributes"].get("http.response.status_code");
+    assert_eq!(status, None, "the client was sent nothing");
+}
