@@ -290,3 +290,14 @@ fn what_is_refused_by_http2_is_named() {
     let line = proxy.logged(is_it);
     assert_eq!((&line["method"], &line["path"]), (&"TRACE".into(), &"/two".into()), "{line}");
 }
+
+/// It was ready, and says so no more.
+#[test]
+fn a_process_that_ends_quickly_tells_that_it_is_not_ready() {
+    let origin = Origin::start(reply::name("x"));
+    let mut proxy = over(&[&origin]).start();
+    assert_eq!(proxy.ask_admin("/readyz").status(), 204);
+    proxy.signal(l7rp_testkit::Signal::TERM);
+    assert_eq!(proxy.wait_exit(l7rp_testkit::SOON), 0);
+    assert_eq!(proxy.events("readiness_changed").len(), 1, "readyz turns 503 at once");
+}
