@@ -373,6 +373,8 @@ impl Service {
         }
         let began = process.clock.now();
         let before = Going::on(&process);
+        // The end comes when it comes: what is out by then are whole lines.
+        self.events.log().share();
         if why != UPGRADED {
             self.running.leave();
         }
@@ -403,9 +405,6 @@ impl Service {
             () = drained(&mut self.running, &plan) => true,
             () = again => false,
         };
-        if orderly {
-            self.running.finish_spans();
-        }
         self.running.stop();
         let after = Going::on(&process);
         let took_ms = millis(process.clock.now().since(began));

@@ -1,6 +1,8 @@
 //! What is in force: a plan with the live objects that it needs. An exchange pins one
 //! snapshot and uses it to its end, whatever is put in force meanwhile.
 
+mod going;
+
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -17,11 +19,13 @@ use crate::clock::Clock;
 use crate::config::plan::{self, Plan};
 use crate::limiter::Limiter;
 use crate::observe::event::Events;
-use crate::observe::stats::{Count, ListenerStats, Reloads, RouteStats, WorkerStats};
+use crate::observe::stats::{ListenerStats, Reloads, RouteStats, WorkerStats};
 use crate::observe::traces::Tracer;
 use crate::orders::Desk;
 use crate::tls::{Material, Originator, Terminator};
 use crate::upstream::pool::{Making, Pool};
+
+pub use going::Going;
 
 /// A plan in force.
 #[derive(Debug)]
@@ -349,40 +353,6 @@ impl Process {
             return Some("the process is shutting down");
         }
         (!can_answer).then_some("no pool that a route uses has an upstream that can be chosen")
-    }
-}
-
-/// What goes on in a process.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Going {
-    /// Connections of clients.
-    pub connections: u64,
-    /// Tunnels among them.
-    pub tunnels: u64,
-    /// Requests in progress, tunnels apart.
-    pub requests: u64,
-    /// Requests that the proxy has cut off since it began.
-    pub cut: u64,
-    /// Tunnels that it has closed at the end of a grace.
-    pub tunnels_closed: u64,
-}
-
-impl Going {
-    /// In `process`, now.
-    pub fn on(process: &Process) -> Self {
-        let sum = |count: fn(&WorkerStats) -> &Count| -> u64 {
-            process.counts.iter().map(|counts| count(counts).get()).sum()
-        };
-        // What has ended is read first, so that nothing seems to have ended before it began.
-        let (closed, ended) = (sum(|c| &c.connections_closed), sum(|c| &c.tunnels_ended));
-        let tunnels = sum(|c| &c.tunnels_opened).saturating_sub(ended);
-        Self {
-            connections: sum(|c| &c.connections_opened).saturating_sub(closed),
-            tunnels,
-            requests: u64::from(process.slots.used()).saturating_sub(tunnels),
-            cut: sum(|c| &c.cut),
-            tunnels_closed: sum(|c| &c.tunnels_closed),
-        }
     }
 }
 

@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use tokio::runtime::Handle;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::AbortHandle;
 
 use crate::acme::Acme;
@@ -115,6 +115,8 @@ pub struct Running {
     ended: mpsc::Receiver<()>,
     workers: Vec<Worker>,
     control: JoinHandle<()>,
+    /// The control thread ends when this is dropped.
+    control_end: oneshot::Sender<()>,
     runtime: Handle,
     upkeep: Upkeep,
     doors: Vec<Opened>,
@@ -194,7 +196,8 @@ pub fn start(
         }
     })?;
     let (phase, phases) = watch::channel(Phase::Serve);
-    let (runtime, control) = start_control(phases.clone())?;
+    let (control_end, ended) = oneshot::channel();
+    let (runtime, control) = start_control(ended)?;
     let tracer = tracer(&plan, None, events, clock, &runtime)?;
     let made =
         Made { doors: doors.iter().map(|opened| vec![opened.door.id]).collect(), tls, tracer };
@@ -209,6 +212,7 @@ pub fn start(
         ended,
         workers,
         control,
+        control_end,
         runtime,
         upkeep,
         doors,
@@ -250,7 +254,7 @@ async fn tell_readiness(process: Arc<Process>) {
     loop {
         tokio::time::sleep(READINESS_EVERY).await;
         let now = process.why_unready();
-        if now != before {
+        if now.is_some() != before.is_some() {
             process.events.emit(&Event::ReadinessChanged {
                 from: word(before),
                 to: word(now),
@@ -328,12 +332,12 @@ pub fn raise_open_files() -> u64 {
 }
 
 /// The thread for everything that is not a request: names, probes, admin endpoints.
-fn start_control(mut phases: watch::Receiver<Phase>) -> std::io::Result<(Handle, JoinHandle<()>)> {
+fn start_control(end: oneshot::Receiver<()>) -> std::io::Result<(Handle, JoinHandle<()>)> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let handle = runtime.handle().clone();
     let thread = std::thread::Builder::new().name("l7rp-control".into()).spawn(move || {
         // The admin endpoints answer to the very end of a drain.
-        let _ = runtime.block_on(phases.wait_for(|p| *p == Phase::Stop));
+        let _ = runtime.block_on(end);
         // A look-up that hangs must not hold the exit.
         runtime.shutdown_background();
     })?;
@@ -543,23 +547,23 @@ impl Running {
         self.phase.send_replace(Phase::End);
     }
 
-    /// Sends spans that wait. Blocks for a moment where the collector does not take them.
-    pub fn finish_spans(&self) {
-        if let Some(tracer) = &self.process.snapshot().tracer {
-            tracer.finish(LAST_SPANS);
-        }
-    }
-
-    /// Stops everything now; what is still in progress is cut.
+    /// Stops everything now; what is still in progress is cut. The spans of all that was are sent,
+    /// which blocks for a moment where the collector does not take them.
     pub fn stop(self) {
         self.process.drain();
         self.phase.send_replace(Phase::Stop);
-        let Self { workers, control, admin, .. } = self;
+        let Self { workers, control, control_end, admin, process, .. } = self;
         if let Some(admin) = admin {
             admin.close();
         }
-        for thread in workers.into_iter().map(|worker| worker.thread).chain([control]) {
-            let _ = thread.join();
+        for worker in workers {
+            let _ = worker.thread.join();
         }
+        // Not before: the workers have just written what they cut.
+        if let Some(tracer) = &process.snapshot().tracer {
+            tracer.finish(LAST_SPANS);
+        }
+        drop(control_end);
+        let _ = control.join();
     }
 }

@@ -205,7 +205,8 @@ pub struct ToClient<'a> {
     pub keep_alive: bool,
     /// Written as `X-Request-ID`.
     pub request_id: &'a [u8],
-    /// Written as `X-L7rp-Decision`, instead of what the upstream says there; empty: it is not.
+    /// Written as `X-L7rp-Decision`; empty: it is not. What an upstream says there was for this
+    /// proxy, and is not passed on in any case.
     pub decision: &'a [u8],
 }
 
@@ -222,7 +223,7 @@ pub fn response(
         let id = field.id;
         !id.is_hop_by_hop()
             && id != Name::XRequestId
-            && (to.decision.is_empty() || id != Name::XL7rpDecision)
+            && id != Name::XL7rpDecision
             && !(id == Name::ContentLength && head.status == 204)
             && passes(buf, &head.fields, head.connection_named, field, changes)
     });

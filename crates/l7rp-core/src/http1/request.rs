@@ -115,6 +115,15 @@ pub struct Request {
     pub fields: Vec<Field>,
 }
 
+impl Request {
+    /// Forgets all but the room for fields.
+    fn clear(&mut self) {
+        let mut fields = std::mem::take(&mut self.fields);
+        fields.clear();
+        *self = Self { fields, ..Self::default() };
+    }
+}
+
 impl Default for Request {
     fn default() -> Self {
         Self {
@@ -154,7 +163,8 @@ pub fn parse_request(
         many = Box::new_uninit_slice(limits.max_fields);
         &mut many
     };
-    (head.method_text, head.target, head.host) = Default::default();
+    // Nothing of the head before may be taken for this one's, should this one be refused.
+    head.clear();
     let mut parsed = httparse::Request::new(&mut []);
     let len = match parsed.parse_with_uninit_headers(buf, space) {
         Ok(httparse::Status::Complete(len)) => len,

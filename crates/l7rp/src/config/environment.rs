@@ -9,10 +9,12 @@ use super::plan::Tracing;
 /// specification wants it, and told.
 pub fn fill_in(tracing: &mut Tracing, get: impl Fn(&str) -> Option<String>) -> Vec<String> {
     let get = |name: &str| get(name).map(|v| v.trim().to_owned()).filter(|v| !v.is_empty());
-    let of_traces = |name: &str| {
-        get(&format!("OTEL_EXPORTER_OTLP_TRACES_{name}"))
-            .or_else(|| get(&format!("OTEL_EXPORTER_OTLP_{name}")))
+    let named = |name: &str| {
+        let names = ["OTEL_EXPORTER_OTLP_TRACES_", "OTEL_EXPORTER_OTLP_"];
+        let names = names.map(|start| format!("{start}{name}"));
+        names.into_iter().find_map(|name| Some((get(&name)?, name)))
     };
+    let of_traces = |name: &str| named(name).map(|(value, _)| value);
     let mut wrong = Vec::new();
     let is_off = get("OTEL_SDK_DISABLED").is_some_and(|v| v.eq_ignore_ascii_case("true"))
         || get("OTEL_TRACES_EXPORTER").is_some_and(|v| v == "none");
@@ -21,17 +23,15 @@ pub fn fill_in(tracing: &mut Tracing, get: impl Fn(&str) -> Option<String>) -> V
         return wrong;
     }
     if tracing.endpoint.is_empty()
-        && let Some(endpoint) = of_traces("ENDPOINT")
+        && let Some((endpoint, name)) = named("ENDPOINT")
     {
         match read_endpoint(&endpoint) {
             Some((address, insecure)) => {
                 tracing.endpoint = address;
                 tracing.insecure = insecure;
             }
-            None => wrong.push(format!(
-                "OTEL_EXPORTER_OTLP_ENDPOINT: `{}` is no http://HOST:PORT of a collector",
-                endpoint.escape_debug()
-            )),
+            // Its value is not told: it may have a password in it.
+            None => wrong.push(format!("{name} is no http://HOST:PORT of a collector")),
         }
     }
     if tracing.endpoint.is_empty() {
@@ -45,44 +45,44 @@ pub fn fill_in(tracing: &mut Tracing, get: impl Fn(&str) -> Option<String>) -> V
     }
     tracing.ca_file = of_traces("CERTIFICATE");
     tracing.identity = of_traces("CLIENT_CERTIFICATE").zip(of_traces("CLIENT_KEY"));
-    let sampler = get("OTEL_TRACES_SAMPLER");
-    let argument = get("OTEL_TRACES_SAMPLER_ARG");
-    if let Err(e) = sample(tracing, sampler.as_deref(), argument.as_deref()) {
-        wrong.push(e);
+    // Somebody has said already.
+    if tracing.ratio.is_none() {
+        let (sampler, argument) = (get("OTEL_TRACES_SAMPLER"), get("OTEL_TRACES_SAMPLER_ARG"));
+        wrong.extend(sample(tracing, sampler.as_deref(), argument.as_deref()));
     }
     wrong
 }
 
-fn sample(
-    tracing: &mut Tracing,
-    sampler: Option<&str>,
-    argument: Option<&str>,
-) -> Result<(), String> {
-    let Some(sampler) = sampler else { return Ok(()) };
+/// Chooses which requests are traced; what is wrong with the wish, if anything is.
+fn sample(tracing: &mut Tracing, sampler: Option<&str>, argument: Option<&str>) -> Option<String> {
+    let sampler = sampler?;
     let root = sampler.strip_prefix("parentbased_");
-    let by_argument = || match argument.map(str::parse::<f64>) {
-        None => Ok(1.0),
-        Some(Ok(ratio)) if (0.0..=1.0).contains(&ratio) => Ok(ratio),
-        Some(_) => Err(format!(
-            "OTEL_TRACES_SAMPLER_ARG: `{}` is no number from 0 to 1",
-            argument.unwrap_or_default().escape_debug()
-        )),
-    };
+    let mut wrong = None;
     let ratio = match root.unwrap_or(sampler) {
         "always_on" => 1.0,
         "always_off" => 0.0,
-        "traceidratio" => by_argument()?,
+        "traceidratio" => match argument.map(str::parse::<f64>) {
+            Some(Ok(ratio)) if (0.0..=1.0).contains(&ratio) => ratio,
+            // As the specification wants it: as if it were not there.
+            bad => {
+                wrong = bad.map(|_| {
+                    let text = argument.unwrap_or_default().escape_debug();
+                    format!("OTEL_TRACES_SAMPLER_ARG: `{text}` is no number from 0 to 1")
+                });
+                1.0
+            }
+        },
         _ => {
-            return Err(format!(
+            return Some(format!(
                 "OTEL_TRACES_SAMPLER: `{}` is not known here: say always_on, always_off or \
                  traceidratio, with parentbased_ in front if the caller decides",
                 sampler.escape_debug()
             ));
         }
     };
-    tracing.ratio.get_or_insert(ratio);
+    tracing.ratio = Some(ratio);
     tracing.follows_parent = root.is_some();
-    Ok(())
+    wrong
 }
 
 /// `http://host:port` or `https://host:port`, with or without a slash; the port may be absent.
@@ -175,15 +175,20 @@ mod tests {
             assert_eq!((tracing.follows_parent, tracing.sample_ratio()), (follows_parent, ratio));
             // The file has the say.
             let file = Tracing { ratio: Some(0.125), ..Tracing::default() };
-            assert_eq!(filled(file, &given).0.ratio, Some(0.125));
+            let (tracing, _) = filled(file, &given);
+            assert_eq!((tracing.ratio, tracing.follows_parent), (Some(0.125), true));
         }
-        for (sampler, argument) in [("jaeger_remote", ""), ("traceidratio", "2"), ("x\n", "")] {
+        for (sampler, argument, follows_parent, ratio) in [
+            ("jaeger_remote", "", true, 0.01),
+            ("traceidratio", "2", false, 1.0),
+            ("x\n", "", true, 0.01),
+        ] {
             let given =
                 [HERE, ("OTEL_TRACES_SAMPLER", sampler), ("OTEL_TRACES_SAMPLER_ARG", argument)];
             let (tracing, wrong) = filled(Tracing::default(), &given);
             assert_eq!(wrong.len(), 1);
             assert!(!wrong[0].contains('\n'));
-            assert_eq!((tracing.follows_parent, tracing.sample_ratio()), (true, 0.01));
+            assert_eq!((tracing.follows_parent, tracing.sample_ratio()), (follows_parent, ratio));
         }
     }
 

@@ -206,9 +206,14 @@ impl<'a> Tries<'_, '_, 'a> {
 
     /// There is nobody to try: what it comes to, after `last` or for `none`.
     fn nobody(&mut self, last: Option<Failure>, none: Failure) -> Failure {
-        self.record.refused =
-            self.attempt.pool.refusals(&self.tried, self.attempt.x.worker.process.clock.now());
-        self.record.stop = last.map(|_| Stop::NoUpstream);
+        let (pool, now) = (self.attempt.pool, self.attempt.x.worker.process.clock.now());
+        self.record.refused = pool.refusals(&self.tried, now);
+        let had_one = last.is_some() || self.spare.is_some();
+        self.record.stop = had_one.then_some(Stop::NoUpstream);
+        if had_one && self.record.refused.is_empty() {
+            // It was the only one, and may not be asked again.
+            self.record.refused = pool.refusals(&Tried::new(), now);
+        }
         last.unwrap_or(none)
     }
 

@@ -33,6 +33,8 @@ use crate::upstream::pool::{End, Place, Pool, Wanted};
 
 /// What came of a try.
 type Ended = Result<Lap, Fault>;
+/// The same of the second, which has a response of its own.
+type SecondEnded = Result<(Lap, Response), Fault>;
 
 /// Runs the first try at `place` and, if it has given nothing at `hedge_at`, a second beside
 /// it. Gives what the client is to have or what is to be judged; the response's head is in the
@@ -63,9 +65,12 @@ pub(super) async fn race<'a>(
         });
         let mut first = First { future, result: &result };
         match first.alone_until(clock.instant(hedge_at)).await {
-            Some(ended) => Finish::First(ended),
+            Some(ended) => Finish::First(ended, clock.now()),
             None => match second.place(tried) {
-                None => Finish::First(poll_fn(|cx| first.poll(cx)).await),
+                None => {
+                    let ended = poll_fn(|cx| first.poll(cx)).await;
+                    Finish::First(ended, clock.now())
+                }
                 Some(mut other) => {
                     let span = record.begins(&mut other, true);
                     second.stats().hedges.up();
@@ -77,31 +82,50 @@ pub(super) async fn race<'a>(
     let now = clock.now();
     let waited = now.since(place.began());
     match ended {
-        Finish::First(ended) => (place, ended),
+        Finish::First(ended, at) => {
+            // Not the time at which the race was over.
+            if let Err(fault) = &ended {
+                let took = place.settle(fault.end(), at);
+                record.failed(&place, *fault, took);
+            }
+            (place, ended)
+        }
         Finish::Second(won) => {
             let Won { lap, response, place: other, first } = *won;
             attempt.learn(waited, now);
-            match first {
-                None => {
-                    place.waited(waited, now);
-                    place.has_lost();
-                    record.ends(&place, tries::End::Lost, waited);
-                }
-                Some(Ok(lap)) => {
-                    let took = place.settle(End::Answered(lap.status), now);
-                    record.ends(&place, tries::End::Answered(lap.status.http), took);
-                    x.worker.buffers.give(lap.buf);
-                }
-                Some(Err(fault)) => {
-                    let took = place.settle(fault.end(), now);
-                    record.failed(&place, fault, took);
-                }
-            }
+            settle_loser(x, record, &mut place, first, now);
             // What the first had not sent yet must not go out on the second's connection.
             upload.ended(true);
             *attempt.space.response = response;
             record.uses(&other);
             (other, Ok(lap))
+        }
+    }
+}
+
+/// Settles the first where the second counts: as what it came to, when it came, or as lost.
+fn settle_loser<'a>(
+    x: &Exchange<'a>,
+    record: &mut Record<'a>,
+    place: &mut Place<'a>,
+    first: Option<(Ended, Nanos)>,
+    now: Nanos,
+) {
+    let waited = now.since(place.began());
+    match first {
+        None => {
+            place.waited(waited, now);
+            place.has_lost();
+            record.ends(place, tries::End::Lost, waited);
+        }
+        Some((Ok(lap), at)) => {
+            let took = place.settle(End::Answered(lap.status), at);
+            record.ends(place, tries::End::Answered(lap.status.http), took);
+            x.worker.buffers.give(lap.buf);
+        }
+        Some((Err(fault), at)) => {
+            let took = place.settle(fault.end(), at);
+            record.failed(place, fault, took);
         }
     }
 }
@@ -135,7 +159,8 @@ impl<F: Future<Output = Failure>> First<'_, F> {
 
 /// How a race ended: whose result counts.
 enum Finish<'a> {
-    First(Ended),
+    /// And when it came.
+    First(Ended, Nanos),
     Second(Box<Won<'a>>),
 }
 
@@ -144,7 +169,7 @@ struct Won<'a> {
     lap: Lap,
     response: Response,
     place: Place<'a>,
-    first: Option<Ended>,
+    first: Option<(Ended, Nanos)>,
 }
 
 /// What a second try needs.
@@ -220,7 +245,7 @@ impl<'t, 'a> Second<'t, 'a> {
             poll_fn(|cx| {
                 if let Poll::Ready(ended) = first.poll(cx) {
                     let over = self.is_over(&ended);
-                    first_ended = Some(ended);
+                    first_ended = Some((ended, clock.now()));
                     if over {
                         return Poll::Ready(());
                     }
@@ -228,12 +253,13 @@ impl<'t, 'a> Second<'t, 'a> {
                 if second_ended.is_none() {
                     if let Poll::Ready(ended) = second.as_mut().poll(cx) {
                         let wins = ended.as_ref().is_ok_and(|(lap, _)| self.wins(lap.status.http));
-                        second_ended = Some(ended);
+                        second_ended = Some((ended, clock.now()));
                         if wins {
                             return Poll::Ready(());
                         }
                     } else if late.as_mut().poll(cx).is_ready() {
-                        second_ended = Some(Err(Failure::ResponseTimeout.into()));
+                        let late = Err(Failure::ResponseTimeout.into());
+                        second_ended = Some((late, clock.now()));
                     }
                 }
                 if first_ended.is_some() && second_ended.is_some() {
@@ -262,24 +288,24 @@ impl<'t, 'a> Second<'t, 'a> {
     fn finish(
         &self,
         record: &mut Record<'a>,
-        first: Option<Ended>,
-        second: Option<Result<(Lap, Response), Fault>>,
+        first: Option<(Ended, Nanos)>,
+        second: Option<(SecondEnded, Nanos)>,
         mut place: Place<'a>,
     ) -> Finish<'a> {
         let now = self.x.worker.process.clock.now();
-        let over = first.as_ref().is_some_and(|first| self.is_over(first));
+        let over = first.as_ref().is_some_and(|(first, _)| self.is_over(first));
         match (first, second) {
             // It is good, or neither is, and then a response is better than none, and the
             // first one's better than the second's.
-            (first, Some(Ok((lap, response))))
-                if !over && (self.wins(lap.status.http) || !matches!(first, Some(Ok(_)))) =>
+            (first, Some((Ok((lap, response)), _)))
+                if !over && (self.wins(lap.status.http) || !matches!(first, Some((Ok(_), _)))) =>
             {
                 if self.wins(lap.status.http) {
                     self.stats().won_by_hedge.up();
                 }
                 Finish::Second(Box::new(Won { lap, response, place, first }))
             }
-            (Some(first), second) => {
+            (Some((first, at)), second) => {
                 match second {
                     None => {
                         let waited = now.since(place.began());
@@ -291,27 +317,27 @@ impl<'t, 'a> Second<'t, 'a> {
                         );
                         record.ends(&place, end, waited);
                     }
-                    Some(Ok((lap, _))) => {
-                        let took = place.settle(End::Answered(lap.status), now);
+                    Some((Ok((lap, _)), at)) => {
+                        let took = place.settle(End::Answered(lap.status), at);
                         record.ends(&place, tries::End::Answered(lap.status.http), took);
                     }
-                    Some(Err(fault)) => {
-                        let took = place.settle(fault.end(), now);
+                    Some((Err(fault), at)) => {
+                        let took = place.settle(fault.end(), at);
                         record.failed(&place, fault, took);
                     }
                 }
                 if first.as_ref().is_ok_and(|lap| self.wins(lap.status.http)) {
                     self.stats().won_by_primary.up();
                 }
-                Finish::First(first)
+                Finish::First(first, at)
             }
             // The race does not end before one has.
-            (None, _) => Finish::First(Err(Failure::Internal.into())),
+            (None, _) => Finish::First(Err(Failure::Internal.into()), now),
         }
     }
 
     /// The second try: a connection, the request, the head of a response.
-    async fn exchange(&self, place: &mut Place<'_>, span: u64) -> Result<(Lap, Response), Fault> {
+    async fn exchange(&self, place: &mut Place<'_>, span: u64) -> SecondEnded {
         let worker = self.x.worker;
         let clock = worker.process.clock;
         let upstream = place.upstream();

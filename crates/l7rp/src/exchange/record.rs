@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use l7rp_core::attempts::Stop;
-use l7rp_core::failure::Failure;
+use l7rp_core::failure::{Blame, Failure, Malformed};
 use l7rp_core::http1::request::{Method, Request};
 use l7rp_core::names::Nanos;
 use l7rp_core::trace::Trace;
@@ -184,9 +184,10 @@ impl<'a> Record<'a> {
         }
     }
 
-    /// The try at `place` has ended.
+    /// The try at `place` has ended. An answer that was kept has so already, in its own time.
     pub fn ends(&mut self, place: &Place<'a>, end: End, took: Duration) {
         if let Some(one) = self.tries.get_mut(place.number) {
+            let took = one.ended.map_or(took, |(_, took)| took);
             one.ended = Some((end, took));
         }
     }
@@ -247,7 +248,12 @@ impl<'a> Record<'a> {
         let (method, host, path, protocol) =
             self.head.map_or((&b""[..], &b""[..], &b""[..], "HTTP/1.1"), |(buf, head)| {
                 let target = head.target.of(buf);
-                let path = target.split(|&b| b == b'?').next().unwrap_or_default();
+                let path = match target.split(|&b| b == b'?').next().unwrap_or_default() {
+                    // Whatever it is, it is no path: it may have a password in it.
+                    _ if self.failure == Some(Failure::BadRequest(Malformed::Target)) => b"",
+                    b"" if head.method_text.len > 0 => &b"/"[..],
+                    path => path,
+                };
                 let protocol = if head.is_http10 { "HTTP/1.0" } else { "HTTP/1.1" };
                 (head.method_text.of(buf), head.host.of(buf), path, protocol)
             });
@@ -273,6 +279,7 @@ impl<'a> Record<'a> {
             stop: self.stop.map_or("", Stop::name),
             trace_id: self.trace.filter(|trace| trace.is_sampled).map(|trace| trace.id),
             reason: self.failure.map_or("", |f| f.meaning().reason),
+            is_fault: self.failure.is_some_and(|f| f.meaning().blame != Blame::Client),
         };
         if is_logged {
             self.worker.log(&entry);

@@ -55,13 +55,22 @@ pub struct Entry<'a> {
     /// If it is sampled.
     pub trace_id: Option<u128>,
     pub reason: &'static str,
+    /// The reason is a fault of an upstream or of the proxy.
+    pub is_fault: bool,
 }
 
 impl Entry<'_> {
     /// Whether there is nothing to explain.
     fn is_plain_success(&self) -> bool {
         let no_question = self.reason.is_empty() && self.stop.is_empty();
-        no_question && self.tries.len() <= 1 && self.status < 500
+        no_question && self.tries.len() <= 1 && self.status < 500 && !self.is_failed_call()
+    }
+
+    /// Whether it is a call of gRPC that went wrong in the way that a status from 500 on means:
+    /// unknown, deadline exceeded, resource exhausted, unimplemented, internal, unavailable, data
+    /// loss.
+    pub fn is_failed_call(&self) -> bool {
+        matches!(self.grpc_status, Some(2 | 4 | 8 | 12..=15))
     }
 }
 
@@ -104,6 +113,7 @@ impl Lines {
     /// that somebody must see to it that they are handed over soon.
     pub fn add(&self, entry: &Entry<'_>, events: &Events) -> bool {
         let level = match entry.status {
+            _ if entry.is_failed_call() => Level::Error,
             500.. => Level::Error,
             400..=499 => Level::Warn,
             _ => Level::Info,
@@ -350,6 +360,7 @@ mod tests {
             stop: "",
             trace_id: None,
             reason: "",
+            is_fault: false,
         }
     }
 

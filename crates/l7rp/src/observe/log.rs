@@ -14,6 +14,8 @@ const QUEUE: usize = 256;
 /// Octets that wait at most, in all chunks together.
 const MAX_WAITING: usize = 8 << 20;
 
+/// How long an output that is full and does not wait is left alone.
+const FULL_FOR: Duration = Duration::from_millis(2);
 /// Octets of a buffer for lines: more than a worker hands over at once.
 const BUFFER: usize = 68 << 10;
 /// Buffers that are kept.
@@ -137,12 +139,31 @@ fn pieces(mut lines: &[u8], most: usize) -> impl Iterator<Item = &[u8]> {
     })
 }
 
+/// As `write_all`, also where the reader has made the output one that does not wait: half a line
+/// would spoil the next one, too.
+fn write_whole(out: &mut impl Write, mut piece: &[u8]) -> std::io::Result<()> {
+    while !piece.is_empty() {
+        match out.write(piece) {
+            Ok(0) => return Err(std::io::ErrorKind::WriteZero.into()),
+            Ok(n) => piece = &piece[n..],
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {
+                std::thread::park_timeout(FULL_FOR);
+            }
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}
+
 fn write_all(mut out: impl Write, messages: &Receiver<Message>, shared: &Shared) {
     while let Ok(message) = messages.recv() {
         match message {
             Message::Lines(chunk, count) => {
                 let whole = if shared.with_others.load(Relaxed) { PIPE_BUF } else { chunk.len() };
-                let written = pieces(&chunk, whole).try_for_each(|piece| out.write_all(piece));
+                let mut pieces = pieces(&chunk, whole);
+                let written = pieces.try_for_each(|piece| write_whole(&mut out, piece));
+                drop(pieces);
                 let written = written.and_then(|()| out.flush());
                 shared.waiting.fetch_sub(chunk.len(), Relaxed);
                 shared.keep(chunk);

@@ -270,11 +270,11 @@ fn listeners(text: &mut Text, snapshot: &Snapshot, connections: u64) {
     let listening: u64 = snapshot.listeners.iter().map(|l| u64::from(l.connections.used())).sum();
     text.sample(name, &[], connections.saturating_sub(listening));
     let name = "proxy_connections_total";
-    text.family(name, "counter", "Clients that have connected, by protocol.");
+    text.family(name, "counter", "Clients that have connected and spoken, by protocol.");
     for listener in &snapshot.listeners {
-        let opened: u64 = listener.stats.iter().map(|s| s.opened.get()).sum();
+        let of_h1: u64 = listener.stats.iter().map(|s| s.opened_h1.get()).sum();
         let of_h2: u64 = listener.stats.iter().map(|s| s.opened_h2.get()).sum();
-        for (protocol, count) in [("http1", opened.saturating_sub(of_h2)), ("http2", of_h2)] {
+        for (protocol, count) in [("http1", of_h1), ("http2", of_h2)] {
             let labels = [("listener", listener.plan.name.as_str()), ("protocol", protocol)];
             text.sample(name, &labels, count);
         }

@@ -312,6 +312,8 @@ pub struct ListenerStats {
     pub opened: Count,
     /// Connections ended.
     pub closed: Count,
+    /// Connections that spoke HTTP/1.
+    pub opened_h1: Count,
     /// Connections that spoke HTTP/2.
     pub opened_h2: Count,
     /// HTTP/2 connections that were closed because of a flood of frames, by [`Flood`].

@@ -33,6 +33,8 @@ use crate::config::plan::Tracing;
 /// Spans that wait for the exporter at most; more are dropped and counted. The library has the
 /// same bound and counts for nobody.
 const MOST_WAITING: usize = 2048;
+/// In the log, for an answer that was not sent.
+const NOT_SENT: u16 = 499;
 /// How long the end of an exporter that nothing uses any more may take.
 const LAST_SPANS: Duration = Duration::from_secs(5);
 /// Failures of the export are told of this often.
@@ -55,7 +57,6 @@ pub struct SpanCounts {
     pub failed: AtomicU64,
     /// Not sent, because too many waited.
     pub dropped: AtomicU64,
-    waiting: AtomicUsize,
 }
 
 #[derive(Debug)]
@@ -65,6 +66,7 @@ struct Exporter {
     /// Gone when it has ended.
     processor: Option<BatchSpanProcessor>,
     counts: Arc<SpanCounts>,
+    waiting: Arc<AtomicUsize>,
 }
 
 /// The library's exporter, watched.
@@ -73,6 +75,7 @@ struct Watched {
     inner: Otlp,
     endpoint: String,
     counts: Arc<SpanCounts>,
+    waiting: Arc<AtomicUsize>,
     events: Arc<Events>,
     clock: Clock,
     /// When a failure was last told of, in ns; 0: the last export was good.
@@ -82,7 +85,7 @@ struct Watched {
 impl SpanExporter for Watched {
     async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
         let count = batch.len();
-        self.counts.waiting.fetch_sub(count, Relaxed);
+        self.waiting.fetch_sub(count, Relaxed);
         let result = self.inner.export(batch).await;
         let outcome = if result.is_ok() { &self.counts.exported } else { &self.counts.failed };
         outcome.fetch_add(count as u64, Relaxed);
@@ -117,7 +120,12 @@ impl SpanExporter for Watched {
 
 impl Exporter {
     /// To be called where there is a runtime that goes on: the connection lives there.
-    fn start(tracing: &Tracing, events: &Arc<Events>, clock: Clock) -> Result<Self, String> {
+    fn start(
+        tracing: &Tracing,
+        counts: Arc<SpanCounts>,
+        events: &Arc<Events>,
+        clock: Clock,
+    ) -> Result<Self, String> {
         let Tracing { endpoint, insecure, .. } = tracing;
         let wrong = |e: &dyn std::fmt::Display| format!("tracing to {endpoint}: {e}");
         let scheme = if *insecure { "http" } else { "https" };
@@ -126,11 +134,12 @@ impl Exporter {
         if !insecure {
             builder = builder.with_tls_config(tls(tracing)?);
         }
-        let counts = Arc::<SpanCounts>::default();
+        let waiting = Arc::<AtomicUsize>::default();
         let exporter = Watched {
             inner: builder.build().map_err(|e| wrong(&e))?,
             endpoint: endpoint.clone(),
             counts: counts.clone(),
+            waiting: waiting.clone(),
             events: events.clone(),
             clock,
             told: AtomicU64::new(0),
@@ -139,13 +148,13 @@ impl Exporter {
         let mut processor = BatchSpanProcessor::builder(exporter).with_batch_config(config).build();
         processor.set_resource(&resource());
         let processor = Some(processor);
-        Ok(Self { endpoint: endpoint.clone(), insecure: *insecure, processor, counts })
+        Ok(Self { endpoint: endpoint.clone(), insecure: *insecure, processor, counts, waiting })
     }
 
     fn send(&self, span: SpanData) {
         let Some(processor) = &self.processor else { return };
-        if self.counts.waiting.fetch_add(1, Relaxed) >= MOST_WAITING {
-            self.counts.waiting.fetch_sub(1, Relaxed);
+        if self.waiting.fetch_add(1, Relaxed) >= MOST_WAITING {
+            self.waiting.fetch_sub(1, Relaxed);
             self.counts.dropped.fetch_add(1, Relaxed);
             return;
         }
@@ -214,9 +223,12 @@ impl Tracer {
             let known = &before.exporter;
             known.endpoint == tracing.endpoint && known.insecure == tracing.insecure
         });
-        let exporter = match same {
-            Some(before) => before.exporter.clone(),
-            None => Arc::new(Exporter::start(tracing, events, clock)?),
+        let exporter = if let Some(before) = same {
+            before.exporter.clone()
+        } else {
+            // What is counted is counted for the process, wherever spans go.
+            let counts = before.map(|before| before.exporter.counts.clone());
+            Arc::new(Exporter::start(tracing, counts.unwrap_or_default(), events, clock)?)
         };
         let scope =
             InstrumentationScope::builder("l7rp").with_version(env!("CARGO_PKG_VERSION")).build();
@@ -255,10 +267,13 @@ impl Tracer {
             self.send(name, kind, &trace, own, (start, start + took), attributes, status);
         }
         let start = wall.checked_sub(told.duration).unwrap_or(wall);
-        let status = match told.reason {
-            _ if told.status < 500 => Status::Unset,
-            "" => Status::error(told.status.to_string()),
-            reason => Status::error(reason),
+        let status = match (told.reason, told.grpc_status) {
+            ("", Some(grpc)) if told.is_failed_call() => {
+                Status::error(format!("grpc-status {grpc}"))
+            }
+            _ if told.status < 500 && !told.is_fault => Status::Unset,
+            ("", _) => Status::error(told.status.to_string()),
+            (reason, _) => Status::error(reason),
         };
         let own = (trace.span, trace.parent);
         let attributes = of_request(told, scheme);
@@ -343,7 +358,6 @@ fn of_request(told: &Entry<'_>, scheme: &'static str) -> Vec<KeyValue> {
     all.extend([
         KeyValue::new("url.scheme", scheme),
         KeyValue::new("url.path", text(told.path)),
-        KeyValue::new("http.response.status_code", i64::from(told.status)),
         KeyValue::new("client.address", told.client_ip.to_owned()),
         KeyValue::new("network.protocol.name", "http"),
         KeyValue::new("network.protocol.version", told.protocol.trim_start_matches("HTTP/")),
@@ -354,6 +368,13 @@ fn of_request(told: &Entry<'_>, scheme: &'static str) -> Vec<KeyValue> {
         KeyValue::new("proxy.hedge_fired", told.tries.iter().any(|one| one.is_hedge)),
         KeyValue::new("proxy.request_id", text(told.request_id)),
     ]);
+    // To a client that was gone none was sent.
+    if told.status != NOT_SENT {
+        all.push(KeyValue::new("http.response.status_code", i64::from(told.status)));
+    }
+    if let Some(grpc) = told.grpc_status {
+        all.push(KeyValue::new("rpc.grpc.status_code", i64::from(grpc)));
+    }
     if !name.is_empty() {
         all.push(KeyValue::new("server.address", name.to_owned()));
     }

@@ -42,11 +42,15 @@ enum Head {
 
 /// Serves a client's connection to its end.
 pub async fn serve(worker: &Rc<Worker>, mut listener: Arc<Listener>, mut client: Client) {
+    // Streams are counted with their connection.
+    let mut is_counted = client.is_pipe();
     while client.wait(worker, &listener).await {
         // Everything that a busy connection needs is taken here and given back below.
         let mut buf = take_buffer(worker, &mut client);
         let mut scratch = worker.take_scratch();
-        let next = serve_burst(worker, &mut listener, &mut client, &mut buf, &mut scratch).await;
+        let counted = &mut is_counted;
+        let next =
+            serve_burst(worker, &mut listener, &mut client, &mut buf, &mut scratch, counted).await;
         worker.give_scratch(scratch);
         if next == Next::Http2 {
             return Box::pin(h2::serve(worker, &listener, client, buf)).await;
@@ -92,10 +96,17 @@ async fn serve_burst(
     client: &mut Client,
     buf: &mut Vec<u8>,
     scratch: &mut Scratch,
+    is_counted: &mut bool,
 ) -> Next {
     let mut offered = false;
     loop {
-        let len = match read_head(worker, listener, client, buf, scratch).await {
+        let head = read_head(worker, listener, client, buf, scratch).await;
+        if matches!(head, Head::Complete(_) | Head::Refused(_)) && !*is_counted {
+            // Not before: it could have been the other protocol.
+            listener.stats[worker.index].opened_h1.up();
+            *is_counted = true;
+        }
+        let len = match head {
             Head::Complete(len) => len,
             // What stands behind an offer to upgrade that was not taken up may be of the offered
             // protocol; it is owed no answer.
