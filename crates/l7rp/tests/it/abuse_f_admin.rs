@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
 use l7rp_testkit::{
-    Client, Gate, Origin, Proxy, SOON, Signal, Then, Value, eventually, let_pass, reply, within,
+    Client, Gate, Origin, Proxy, SOON, Signal, Then, Value, eventually, let_pass, own_address,
+    reply, within,
 };
 use rustix::process::{Pid, kill_process};
 use serde_json::json;
@@ -348,13 +349,26 @@ fn pools_that_are_renamed_together_keep_what_is_wanted_of_each() {
     }
 }
 
-/// Whoever is told that it serves can change it.
+/// The admin endpoints answer before the process serves, while a name of an upstream is looked up:
+/// who gives an order then is not told that there is no file.
 #[test]
-fn orders_are_taken_from_the_moment_that_it_says_it_serves() {
+fn an_order_that_comes_too_early_is_not_told_that_there_is_no_file() {
     let origin = Origin::start(reply::name("x"));
-    for _ in 0..20 {
-        let proxy = over(&[&origin]).start();
-        let answer = try_order(&proxy, "/-/reload", &Value::Null);
-        assert_eq!(answer.status(), 200, "{}", answer.text());
+    let admin = own_address();
+    let yaml = over(&[&origin]).top(&format!("admin: {{ bind: \"{admin}\" }}")).yaml();
+    let mut told = Vec::new();
+    for _ in 0..10 {
+        let proxy = Proxy::spawn(crate::setup::PROGRAM, &yaml);
+        eventually(SOON, || std::net::TcpStream::connect(admin).is_ok());
+        let last = within(SOON, || {
+            let order = post("localhost", "/-/reload", "", &Value::Null);
+            let answer = Client::connect(admin).ask(order);
+            told.push(answer.text());
+            (answer.status() == 200).then_some(())
+        });
+        assert!(last.is_some(), "{told:?}");
+        drop(proxy);
     }
+    let wrong = told.iter().filter(|text| text.contains("no file to read again")).count();
+    assert_eq!(wrong, 0, "so often: this process cannot: it has no file to read again, or ends");
 }

@@ -88,6 +88,16 @@ fn a_token_that_nobody_is_asked_for_is_told() {
     assert!(code == Some(4) && told.contains("token_file"), "{code:?} {told}");
 }
 
+/// A default that the file does not write out is held against nobody.
+#[test]
+fn a_minute_for_a_request_is_nothing_to_tell_of() {
+    let (code, told) = lint(&format!(
+        "{LISTENER}upstream_pools: [{{ name: b, upstreams: [{{ url: \"http://127.0.0.1:1\" }}] }}]\n\
+         routes: [{{ name: r, pool: b, timeouts: {{ total: 1m }} }}]\n"
+    ));
+    assert_eq!((code, told.as_str()), (Some(0), ""));
+}
+
 /// What lint says is never reached is not the reason that the log names.
 #[test]
 fn a_limit_that_is_said_never_to_be_reached_never_is() {
