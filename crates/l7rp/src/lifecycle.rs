@@ -302,10 +302,13 @@ impl Service {
     async fn upgrade(&mut self, signals: &mut Signals) -> Option<&'static str> {
         let clock = self.running.process().clock;
         let began = clock.now();
+        // Before it learns what is.
+        self.running.process().set_upgrading(true);
         let offer = self.running.offer().map_err(|e| format!("cannot offer the sockets: {e}"));
         let mut upgrade = match offer.and_then(Upgrade::begin) {
             Ok(upgrade) => upgrade,
             Err(why) => {
+                self.running.process().set_upgrading(false);
                 self.events.emit(&Event::UpgradeFailed { why });
                 return None;
             }
@@ -336,6 +339,7 @@ impl Service {
                 Some(UPGRADED)
             }
             Err(why) => {
+                self.running.process().set_upgrading(false);
                 self.events.emit(&Event::UpgradeFailed { why });
                 None
             }

@@ -207,6 +207,8 @@ pub struct Process {
     draining_since: AtomicU64,
     /// What is left is ended in order.
     ending: AtomicBool,
+    /// Another process is about to serve in the place of this one.
+    upgrading: AtomicBool,
     /// Another process serves in the place of this one.
     succeeded: AtomicBool,
     access_log: AtomicBool,
@@ -245,6 +247,7 @@ impl Process {
             leaving: AtomicBool::new(false),
             draining_since: AtomicU64::new(0),
             ending: AtomicBool::new(false),
+            upgrading: AtomicBool::new(false),
             succeeded: AtomicBool::new(false),
         }
     }
@@ -315,6 +318,17 @@ impl Process {
     /// Says that no more traffic should be sent here, while all that comes is still served.
     pub fn leave(&self) {
         self.leaving.store(true, Ordering::Relaxed);
+    }
+
+    /// Says whether another process is about to serve in the place of this one: it does not hear
+    /// of what an operator wants in the meantime.
+    pub fn set_upgrading(&self, upgrading: bool) {
+        self.upgrading.store(upgrading, Ordering::Relaxed);
+    }
+
+    /// What was said last to [`Process::set_upgrading`].
+    pub fn is_upgrading(&self) -> bool {
+        self.upgrading.load(Ordering::Relaxed)
     }
 
     /// Another process serves in the place of this one from now on.

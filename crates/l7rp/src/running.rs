@@ -173,6 +173,7 @@ struct AdminSocket {
 /// # Errors
 /// An address cannot be had, the system gives no thread, or no backend is ready in time; then
 /// nothing is left running.
+#[expect(clippy::too_many_lines, reason = "one list of steps, whose order is the point")]
 pub fn start(
     plan: Plan,
     events: &Arc<Events>,

@@ -202,6 +202,9 @@ fn is_going(process: &Process) -> Result<(), Answer> {
     if process.is_succeeded() {
         return Err(conflict("another process has taken over: ask again, on a new connection"));
     }
+    if process.is_upgrading() {
+        return Err(conflict("another process is about to take over, and would not hear of it"));
+    }
     if process.is_draining() {
         return Err(conflict("the process is draining: it takes no changes any more"));
     }

@@ -90,7 +90,10 @@ pub async fn serve(socket: Bound, process: Arc<Process>) {
 /// Serves one connection; `peer`: its other end, `None` on a Unix-domain socket.
 async fn connection(mut stream: Stream, peer: Option<IpAddr>, process: &Process) {
     let mut reader = Reader::default();
-    while exchange(&mut stream, &mut reader, peer, process).await.is_some() {}
+    while exchange(&mut stream, &mut reader, peer, process).await.is_some() {
+        // Others have their turn, whatever has been sent ahead: probes are made on this thread.
+        tokio::task::yield_now().await;
+    }
 }
 
 /// Serves one request; `None`: it was the last.

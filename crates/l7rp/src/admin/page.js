@@ -155,6 +155,7 @@ function routes() {
 /** The state of an upstream in words, with a sign for those who do not see colours. */
 function standing(upstream) {
   if (!upstream.eligible) return [`✘ out: ${upstream.why_not || "it has just changed"}`, "bad"];
+  if (upstream.breaker.forced) return ["▲ in, breaker forced closed by an operator", "warn"];
   if (upstream.breaker.state !== "closed") return ["▲ in, tested by its breaker", "warn"];
   return [upstream.backup ? "✔ in, as a backup" : "✔ in", "good"];
 }

@@ -268,6 +268,9 @@ fn standing(of: &Upstream) -> Piece {
             let why = why.strip_prefix("health checks: ").unwrap_or(why);
             (format!("out: {}", visible(why)), Tone::Bad)
         }
+        (_, true) if of.breaker.forced => {
+            ("in, breaker forced closed by an operator".to_owned(), Tone::Warn)
+        }
         (_, true) if of.breaker.state != "closed" => ("in, on trial".to_owned(), Tone::Warn),
         (_, true) if of.backup => ("in, as a backup".to_owned(), Tone::Good),
         (_, true) => ("in".to_owned(), Tone::Good),

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use serde_json::json;
 
 use super::ask::Instance;
-use super::terminal::{color, error, failed, note, print, wrong};
+use super::terminal::{color, error, failed, note, print, visible, visible_json, wrong};
 use super::{WRONG, arguments};
 use crate::clock::Clock;
 use crate::config::plan::Plan;
@@ -33,7 +33,7 @@ pub(super) fn run(of: &arguments::Explain) -> ExitCode {
         None => by_file(&of.config, &asked),
     };
     match explained {
-        Ok(explanation) if of.json => print(format!("{:#}\n", json!(explanation))),
+        Ok(explanation) if of.json => print(visible_json(&format!("{:#}\n", json!(explanation)))),
         Ok(explanation) => print(text::render(&explanation)),
         Err(code) => code,
     }
@@ -44,7 +44,7 @@ fn ask(instance: &Instance, asked: &Asked) -> Result<Explanation, ExitCode> {
     let told = instance.post("/-/explain", &json!(asked), "verdict").and_then(|value| {
         serde_json::from_value(value).map_err(|e| format!("its answer is of another version: {e}"))
     });
-    told.map_err(|why| failed(&format!("cannot ask {instance}: {why}")))
+    told.map_err(|why| failed(&visible(&format!("cannot ask {instance}: {why}"))))
 }
 
 /// What a file says. An error has been told.

@@ -9,7 +9,7 @@ use crate::exchange::judge;
 use crate::upstream::pool::Pool;
 
 /// Choices that are tried out.
-const DRAWS: u32 = 1_000;
+const DRAWS: u32 = 200;
 
 /// The pool that a request goes to.
 #[derive(Clone, Debug, Deserialize, Serialize)]

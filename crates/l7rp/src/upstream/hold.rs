@@ -62,6 +62,10 @@ impl Pool {
         let mut told = None;
         self.lineage.change(url, |upstream| {
             let (before, change) = upstream.breaker.set_mode(mode, now);
+            if change.is_some_and(|change| change.to == State::Closed) {
+                // It comes back as one that has been mended.
+                upstream.eligible_since.store(now.0, Relaxed);
+            }
             // Generations come oldest first: what is told, and counted, is the last.
             let forced = Forced { before, change, state: upstream.breaker.state() };
             told = Some((forced, upstream.transitions.clone()));

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use l7rp_core::limit::Slots;
 use l7rp_core::names::{Nanos, Status};
-use l7rp_core::upstream::breaker::{Change, Permit, State, Trip, Verdict};
+use l7rp_core::upstream::breaker::{Change, Mode, Permit, State, Trip, Verdict};
 use l7rp_core::upstream::health::Health;
 use l7rp_core::upstream::passive::Fault;
 
@@ -139,7 +139,9 @@ impl Lineage {
         let generations = lock(&self.generations);
         let newest = generations.iter().rev().find_map(Weak::upgrade);
         let all = newest.as_ref().map_or(&[][..], |pool| &pool.upstreams);
-        let out = all.iter().filter(|u| !lock(&u.standing).is_healthy()).count();
+        let is_out =
+            |u: &Upstream| u.breaker.mode() == Mode::Open || lock(&u.standing).is_taken_out();
+        let out = all.iter().filter(|u| is_out(u)).count();
         if out >= (all.len() / 2).max(1) {
             return;
         }

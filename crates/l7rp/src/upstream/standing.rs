@@ -78,6 +78,11 @@ impl Standing {
         self.checked.as_mut().map(|(_, health)| health)
     }
 
+    /// Whether probes, scoring or an operator have taken it out.
+    pub(super) fn is_taken_out(&self) -> bool {
+        self.drained || !self.is_healthy()
+    }
+
     /// Whether it may be chosen if its breaker agrees.
     pub(super) fn is_well(&self) -> bool {
         self.resolved && !self.drained && self.is_healthy()

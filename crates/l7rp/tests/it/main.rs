@@ -10,6 +10,8 @@ mod abuse_e_acme;
 mod abuse_e_identity;
 mod abuse_e_streams;
 mod abuse_e_upstream;
+mod abuse_f_admin;
+mod abuse_f_admin_tools;
 mod abuse_f_signals;
 mod abuse_f_signals_end;
 mod abuse_f_signals_traces;

@@ -21,7 +21,7 @@ pub(super) fn check(lint: &mut Lint<'_>) {
         }
     }
     let limits = lint.plan.listeners.iter().map(|listener| listener.max_in_flight);
-    if !any && let Some(sum) = sum(limits).filter(|sum| process > 0 && *sum <= process.into()) {
+    if !any && let Some(sum) = sum(limits).filter(|sum| process > 0 && *sum < process.into()) {
         let at = KeyPath::root().key("limits").key("max_in_flight");
         inner(lint, &at, process, "all listeners", sum);
     }
@@ -67,7 +67,7 @@ fn pool(lint: &mut Lint<'_>, index: usize, pool: &Pool, process: u32) {
     if !any
         && own > 0
         && !is_over(own, process)
-        && let Some(sum) = sum(limits).filter(|sum| *sum <= own.into())
+        && let Some(sum) = sum(limits).filter(|sum| *sum < own.into())
         && !lint.routes_to(index).any(|(_, route)| retries(route))
     {
         inner(lint, &own_at, own, "all its upstreams", sum);

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use super::{Lint, at};
-use crate::config::file::show_duration;
+use crate::config::file::{KeyPath, show_duration};
 use crate::config::plan::Pool;
 
 pub(super) fn check(lint: &mut Lint<'_>) {
@@ -60,6 +60,10 @@ fn dns(lint: &mut Lint<'_>, index: usize, pool: &Pool) {
 
 /// Requests that may take longer than the end of the process leaves them.
 fn drain(lint: &mut Lint<'_>) {
+    // A default is held against nobody.
+    if !lint.written(&KeyPath::root().key("drain").key("timeout")) {
+        return;
+    }
     let drain = lint.plan.drain.timeout;
     for (index, route) in lint.plan.routes.iter().enumerate() {
         if lint.pool_of(route).is_some() && route.total_timeout > drain {
