@@ -118,7 +118,7 @@ fn what_is_wrong_ends_with_2() {
         ("--confg x".to_owned(), "'--config'"),
         ("--listen 127.0.0.1:0 --backends nonsense".to_owned(), "--backends"),
         ("--listen 127.0.0.1:0 --backends http://a --config x".to_owned(), "cannot be used with"),
-        ("--backends http://a --tracing-endpoint a:1".to_owned(), "--tracing-endpoint"),
+        ("--backends http://a --tracing-endpoint http://a".to_owned(), "--tracing-endpoint"),
         ("man nonsense".to_owned(), "l7rp -h"),
     ] {
         let (code, out, err) = output(&line);

@@ -67,7 +67,8 @@ pub struct Serve {
     #[arg(long, value_name = "ADDR", value_parser = metrics_bind, hide_short_help = true)]
     pub metrics_bind: Option<MetricsBind>,
     /// Collector of OpenTelemetry spans (OTLP over gRPC), host:port; '': none
-    #[arg(long, value_name = "ADDR", help_heading = "Tracing", hide_short_help = true)]
+    #[arg(long, value_name = "ADDR", value_parser = collector)]
+    #[arg(help_heading = "Tracing", hide_short_help = true)]
     pub tracing_endpoint: Option<String>,
     /// Share of the requests that are traced if the caller has not decided: 0 to 1
     #[arg(long, value_name = "RATIO", value_parser = ratio)]
@@ -332,6 +333,15 @@ fn against(text: &str) -> Result<Against, String> {
 
 const NO_ADMIN: &str =
     "write the path of a file, or http://HOST:PORT or unix:/PATH for an admin address";
+
+fn collector(text: &str) -> Result<String, String> {
+    let port = text.rsplit_once(':').filter(|(host, _)| !host.is_empty() && !host.contains('/'));
+    match port.map(|(_, port)| port.parse::<u16>()) {
+        Some(Ok(1..)) => Ok(text.to_owned()),
+        _ if text.is_empty() => Ok(String::new()),
+        _ => Err("write HOST:PORT of a collector, or nothing at all for none".to_owned()),
+    }
+}
 
 fn ratio(text: &str) -> Result<f64, String> {
     match text.parse() {
