@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use l7rp_core::attempts::Stop;
-use l7rp_core::failure::{Blame, Failure, Malformed};
+use l7rp_core::failure::{Blame, Failure};
 use l7rp_core::http1::request::{Method, Request};
 use l7rp_core::names::Nanos;
 use l7rp_core::trace::Trace;
@@ -250,7 +250,11 @@ impl<'a> Record<'a> {
                 let target = head.target.of(buf);
                 let path = match target.split(|&b| b == b'?').next().unwrap_or_default() {
                     // Whatever it is, it is no path: it may have a password in it.
-                    _ if self.failure == Some(Failure::BadRequest(Malformed::Target)) => b"",
+                    odd if matches!(self.failure, Some(Failure::BadRequest(_)))
+                        && !odd.starts_with(b"/") =>
+                    {
+                        b""
+                    }
                     b"" if head.method_text.len > 0 => &b"/"[..],
                     path => path,
                 };

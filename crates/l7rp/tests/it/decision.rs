@@ -217,13 +217,12 @@ fn an_upstream_that_says_it_itself() {
         say(call, 200, "X-L7rp-Decision: mine\r\nx-l7rp-decision: again\r\n", "x")
     });
     let proxy = over(&[&origin]).listener(TOLD).start();
-    // Who is not told gets what the upstream says, as of any field.
-    let both = client_from(8, &proxy).get("/");
-    assert_eq!(both.all(NAME), ["mine", "again"]);
+    // What an inner proxy has decided was for this one, and goes no further.
+    assert_eq!(client_from(8, &proxy).get("/").get(NAME), None);
     let answer = trusted(&proxy).get("/");
     assert!(told(&answer, &[&origin]).starts_with("route=\"r\""), "{answer:?}");
     let proxy = over(&[&origin]).start();
-    assert_eq!(trusted(&proxy).get("/").all(NAME), ["mine", "again"]);
+    assert_eq!(trusted(&proxy).get("/").get(NAME), None);
 }
 
 /// What a parser of RFC 9651 reads: keys, and strings with their escapes taken off.

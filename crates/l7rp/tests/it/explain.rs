@@ -263,7 +263,7 @@ fn it_says_when_a_breaker_is_open_and_when_all_are_full() {
     let mut admin = Client::connect(proxy.admin());
     eventually(SOON, || ask(&mut admin, &asked)["verdict"]["reason"] == "capacity_upstream");
     let told = ask(&mut admin, &asked);
-    assert_eq!(upstream(&told, 0)["live"]["obstacle"], "it is at its max_in_flight");
+    assert_eq!(upstream(&told, 0)["live"]["obstacle"], "at its max_in_flight");
     assert_eq!(upstream(&told, 0)["live"]["in_flight"], 1);
 }
 
