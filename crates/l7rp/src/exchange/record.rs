@@ -248,16 +248,17 @@ impl<'a> Record<'a> {
         let (method, host, path, protocol) =
             self.head.map_or((&b""[..], &b""[..], &b""[..], "HTTP/1.1"), |(buf, head)| {
                 let target = head.target.of(buf);
-                let path = match target.split(|&b| b == b'?').next().unwrap_or_default() {
-                    // Whatever it is, it is no path: it may have a password in it.
-                    odd if matches!(self.failure, Some(Failure::BadRequest(_)))
-                        && !odd.starts_with(b"/") =>
-                    {
-                        b""
-                    }
-                    b"" if head.method_text.len > 0 => &b"/"[..],
-                    path => path,
-                };
+                let path =
+                    match target.split(|&b| matches!(b, b'?' | b'#')).next().unwrap_or_default() {
+                        // Whatever it is, it is no path: it may have a password in it.
+                        odd if matches!(self.failure, Some(Failure::BadRequest(_)))
+                            && !odd.starts_with(b"/") =>
+                        {
+                            b""
+                        }
+                        b"" if head.method_text.len > 0 => &b"/"[..],
+                        path => path,
+                    };
                 let protocol = if head.is_http10 { "HTTP/1.0" } else { "HTTP/1.1" };
                 (head.method_text.of(buf), head.host.of(buf), path, protocol)
             });
