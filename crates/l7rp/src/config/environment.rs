@@ -1,6 +1,6 @@
 //! What the environment says of tracing, by the names that OpenTelemetry has given it: it fills in
 //! what neither the flags nor the file say. The rest of these names (`OTEL_SERVICE_NAME`,
-//! `OTEL_RESOURCE_ATTRIBUTES`, `OTEL_BSP_*`, `OTEL_EXPORTER_OTLP_HEADERS`, `…_TIMEOUT`,
+//! `OTEL_RESOURCE_ATTRIBUTES`, `OTEL_BSP_*` but for the queue, `OTEL_EXPORTER_OTLP_HEADERS`, `…_TIMEOUT`,
 //! `…_COMPRESSION`) is read by its library.
 
 use super::plan::Tracing;

@@ -46,7 +46,7 @@ pub struct Candidate {
     pub backup: bool,
     /// Its limit of requests; 0: none.
     pub max_in_flight: u32,
-    /// The share of 1,000 choices, made now, that fall on it. Without a running instance: whether
+    /// The share of 200 choices, made now, that fall on it. Without a running instance: whether
     /// the request belongs to it if all are well, where that is certain.
     pub chosen: Option<f64>,
     /// What a running instance knows of it.

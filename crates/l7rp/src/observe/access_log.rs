@@ -66,11 +66,11 @@ impl Entry<'_> {
         no_question && self.tries.len() <= 1 && self.status < 500 && !self.is_failed_call()
     }
 
-    /// Whether it is a call of gRPC that went wrong in the way that a status from 500 on means:
-    /// unknown, deadline exceeded, resource exhausted, unimplemented, internal, unavailable, data
-    /// loss.
+    /// Whether it is a call of gRPC that an upstream has failed in the way that a status from 500
+    /// on means: unknown, deadline exceeded, unimplemented, internal, unavailable, data loss. What
+    /// is answered here has a status of HTTP that says so.
     pub fn is_failed_call(&self) -> bool {
-        matches!(self.grpc_status, Some(2 | 4 | 8 | 12..=15))
+        self.status < 400 && matches!(self.grpc_status, Some(2 | 4 | 12..=15))
     }
 }
 
@@ -431,6 +431,23 @@ mod tests {
             stamp.write(&mut out, ms);
             assert_eq!(String::from_utf8(out).unwrap(), super::super::event::timestamp(ms));
         }
+    }
+
+    #[test]
+    fn a_call_is_failed_by_its_upstream_and_not_by_us() {
+        let is_failed = |status, grpc| {
+            let grpc_status = Some(grpc);
+            Entry { status, grpc_status, ..entry(b"/", &[TRY]) }.is_failed_call()
+        };
+        for grpc in [2, 4, 12, 13, 14, 15] {
+            assert!(is_failed(200, grpc), "{grpc}");
+        }
+        // The client's own doing, or its fate; and too many calls, which is what 429 means.
+        for grpc in [0, 1, 3, 5, 6, 7, 8, 9, 10, 11, 16, 17] {
+            assert!(!is_failed(200, grpc), "{grpc}");
+        }
+        // A warning, like any other request without a route.
+        assert!(!is_failed(404, 12));
     }
 
     proptest! {

@@ -2,28 +2,18 @@
 //! what the specification of OpenTelemetry has in mind.
 
 use std::collections::BTreeSet;
-use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use l7rp_testkit::{Origin, Proxy, SOON, Signal, Then, eventually, let_pass, reply, within};
 
-use crate::collector::Collector;
+use crate::collector::{CALLER, Collector, TRACE, program};
 use crate::http2_tools::{Conn, request};
-use crate::setup::{PROGRAM, Setup, get, over};
+use crate::setup::{Setup, get, over};
 use crate::tls_kit::Ca;
 use crate::tries::{in_turn, retrying, say};
 
-const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
-const CALLER: &str = "b7ad6b7169203331";
-
 fn part_of(trace: &str, flags: &str) -> String {
     format!("traceparent: 00-{trace}-{CALLER}-{flags}\r\n")
-}
-
-fn program() -> Command {
-    let mut command = Command::new(PROGRAM);
-    command.stdin(Stdio::null()).stderr(Stdio::piped()).env("OTEL_BSP_SCHEDULE_DELAY", "100");
-    command
 }
 
 fn section(address: &str) -> String {

@@ -9,7 +9,19 @@ use std::time::Duration;
 
 use l7rp_testkit::{SOON, Value, within};
 
+use crate::setup::PROGRAM;
 use crate::tls_kit::Pair;
+
+/// A trace that somebody else has begun, and the span that it comes from.
+pub const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
+pub const CALLER: &str = "b7ad6b7169203331";
+
+/// The program, which sends its spans at once.
+pub fn program() -> Command {
+    let mut command = Command::new(PROGRAM);
+    command.stdin(Stdio::null()).stderr(Stdio::piped()).env("OTEL_BSP_SCHEDULE_DELAY", "100");
+    command
+}
 
 /// The system's own, which has the system's packages; another may come first on the path.
 const PYTHON: &str = "/usr/bin/python3";

@@ -5,12 +5,9 @@ use std::time::Duration;
 
 use l7rp_testkit::{Message, Origin, Proxy, SOON, Signal, Value, complete, eventually, reply};
 
-use crate::collector::Collector;
+use crate::collector::{CALLER, Collector, TRACE, program};
 use crate::setup::{PROGRAM, Setup, get, over};
 use crate::tls_kit::Ca;
-
-const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
-const CALLER: &str = "b7ad6b7169203331";
 
 fn traceparent(trace: &str, flags: &str) -> String {
     format!("00-{trace}-{CALLER}-{flags}")
@@ -27,12 +24,6 @@ fn traced(setup: Setup, collector: &Collector, keys: &str) -> Proxy {
     let address = collector.address();
     let setup = setup.top(&format!("tracing: {{ endpoint: \"{address}\"{keys} }}"));
     Proxy::start_by(&mut program(), &setup.yaml())
-}
-
-fn program() -> Command {
-    let mut command = Command::new(PROGRAM);
-    command.stdin(Stdio::null()).stderr(Stdio::piped()).env("OTEL_BSP_SCHEDULE_DELAY", "100");
-    command
 }
 
 /// Trace, span and flags in the field that an upstream got.
