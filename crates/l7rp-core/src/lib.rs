@@ -28,6 +28,7 @@ pub mod attempts;
 pub mod failure;
 pub mod grpc;
 pub mod head;
+pub mod hex;
 pub mod http1;
 pub mod limit;
 pub mod names;

@@ -1,6 +1,8 @@
 //! Whether a request is traced, and how that is said from hop to hop (W3C Trace Context, Level 2:
 //! <https://www.w3.org/TR/trace-context-2/>).
 
+use crate::hex;
+
 /// What a caller says of the trace that its request is part of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parent {
@@ -31,21 +33,21 @@ impl Parent {
     #[must_use]
     pub fn parse(value: &[u8]) -> Option<Self> {
         let (head, rest) = value.split_at_checked(LENGTH)?;
-        let version = hex(&head[..2])? as u8;
+        let version = number(&head[..2])? as u8;
         let dashes = [2, 35, 52].iter().all(|&at| head[at] == b'-');
         // What a later version adds begins with a dash; 255 is for ever invalid.
         let ends = rest.is_empty() || (version > 0 && rest[0] == b'-');
         if !dashes || !ends || version == 0xff {
             return None;
         }
-        let (trace, span) = (hex(&head[3..35])?, hex(&head[36..52])? as u64);
-        let flags = hex(&head[53..])? as u8 & (SAMPLED | RANDOM);
+        let (trace, span) = (number(&head[3..35])?, number(&head[36..52])? as u64);
+        let flags = number(&head[53..])? as u8 & (SAMPLED | RANDOM);
         (trace != 0 && span != 0).then_some(Self { trace, span, flags })
     }
 }
 
 /// A number in lower-case hexadecimal digits: others are not allowed.
-fn hex(digits: &[u8]) -> Option<u128> {
+fn number(digits: &[u8]) -> Option<u128> {
     digits.iter().try_fold(0, |sum, digit| {
         let value = match digit {
             b'0'..=b'9' => digit - b'0',
@@ -54,13 +56,6 @@ fn hex(digits: &[u8]) -> Option<u128> {
         };
         Some(sum << 4 | u128::from(value))
     })
-}
-
-/// Writes `value` in hexadecimal digits: as many as there is room for, the last ones.
-pub fn write_hex(out: &mut [u8], value: u128) {
-    for (place, digit) in out.iter_mut().rev().enumerate() {
-        *digit = b"0123456789abcdef"[(value >> (4 * place) & 15) as usize];
-    }
 }
 
 /// Which requests are traced that nobody has decided about before.
@@ -105,9 +100,9 @@ impl Trace {
     #[must_use]
     pub fn traceparent(&self, span: u64) -> [u8; LENGTH] {
         let mut text = *b"00-00000000000000000000000000000000-0000000000000000-00";
-        write_hex(&mut text[3..35], self.id);
-        write_hex(&mut text[36..52], u128::from(span));
-        write_hex(&mut text[53..], u128::from(self.flags));
+        text[3..35].copy_from_slice(&hex::long_digits(self.id));
+        text[36..52].copy_from_slice(&hex::digits(span));
+        text[53..].copy_from_slice(&hex::digits(u64::from(self.flags))[14..]);
         text
     }
 }

@@ -10,6 +10,7 @@ use std::task::Waker;
 use l7rp_core::http1::request::Request;
 use l7rp_core::http1::response::Response;
 use l7rp_core::limit::{Bucket, Decision, Rate};
+use l7rp_core::names::Nanos;
 use tokio::sync::Notify;
 
 use crate::live::{Door, Listener, Process, Snapshot};
@@ -124,9 +125,9 @@ impl Worker {
         &self.process.counts[self.index]
     }
 
-    /// Writes an access-log line, if there is an access log.
-    pub fn log(&self, entry: &Entry<'_>) {
-        if self.lines.add(entry, &self.process.events) {
+    /// Writes an access-log line, if there is an access log. `now`: when what it says was over.
+    pub fn log(&self, entry: &Entry<'_>, now: Nanos) {
+        if self.lines.add(entry, now, &self.process.events) {
             self.lines_waiting.notify_one();
         }
     }

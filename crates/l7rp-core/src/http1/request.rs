@@ -278,11 +278,23 @@ fn is_twin(name: &[u8]) -> bool {
     Name::of(dashed) != Name::Other
 }
 
+/// The octets that a target may have: a table, for it is asked of each.
+const TARGET_OCTETS: [bool; 256] = {
+    let mut table = [false; 256];
+    let mut b = b'!';
+    while b <= b'~' {
+        table[b as usize] =
+            !matches!(b, b'"' | b'#' | b'<' | b'>' | b'\\' | b'^' | b'`' | b'{' | b'|' | b'}');
+        b += 1;
+    }
+    table
+};
+
 /// Checks the target (RFC 9112 §3.2): origin form, absolute form whose authority replaces
 /// Host, or `*` for OPTIONS.
 fn set_target(buf: &[u8], target: &[u8], head: &mut Request) -> Result<(), Failure> {
     const BAD: Failure = Failure::BadRequest(Malformed::Target);
-    if target.iter().any(|&b| !b.is_ascii_graphic() || b"\"#<>\\^`{|}".contains(&b)) {
+    if !target.iter().all(|&b| TARGET_OCTETS[usize::from(b)]) {
         return Err(BAD);
     }
     head.target = span(buf, target);

@@ -55,13 +55,24 @@ pub fn parse_response(
     limits: Limits,
 ) -> Result<Option<usize>, Failure> {
     let mut few = [const { MaybeUninit::uninit() }; USUAL_FIELDS];
-    let mut many;
-    let space: &mut [MaybeUninit<httparse::Header<'_>>] = if limits.max_fields <= USUAL_FIELDS {
-        &mut few[..limits.max_fields]
-    } else {
-        many = Box::new_uninit_slice(limits.max_fields);
-        &mut many
-    };
+    let usual = limits.max_fields.min(USUAL_FIELDS);
+    match parse_within(&mut few[..usual], buf, head, to_head, limits) {
+        Err(Failure::ResponseHeadTooLarge) if usual < limits.max_fields => {
+            let mut many = Box::new_uninit_slice(limits.max_fields);
+            parse_within(&mut many, buf, head, to_head, limits)
+        }
+        result => result,
+    }
+}
+
+/// As [`parse_response`], with room for as many fields as there are in `space`.
+fn parse_within<'b>(
+    space: &mut [MaybeUninit<httparse::Header<'b>>],
+    buf: &'b [u8],
+    head: &mut Response,
+    to_head: bool,
+    limits: Limits,
+) -> Result<Option<usize>, Failure> {
     // httparse skips empty lines here; RFC 9112 §2.2 allows that for requests only.
     if buf.first().is_some_and(|&b| b != b'H') {
         return Err(Failure::BadResponse(Malformed::StartLine));

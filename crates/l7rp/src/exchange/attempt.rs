@@ -53,6 +53,8 @@ pub struct Lap {
     pub head_at: usize,
     /// Where its body begins.
     pub body_at: usize,
+    /// When the head was complete.
+    pub came: Nanos,
 }
 
 /// Why a try gave none.
@@ -113,14 +115,16 @@ impl Attempt<'_, '_, '_> {
         #[cfg(test)]
         super::panics::point(self.x, "in a try");
         let (mut which, mut first) = (Which::first(may_reuse), may_reuse);
+        let mut now = place.began();
         loop {
-            let opened = self.open(upstream, upload, which).await;
+            let opened = self.open(upstream, upload, which, now).await;
             let (mut connection, reused) = opened.map_err(|failure| {
                 let waited = worker.process.clock.now().since(place.began());
                 let excused = self.is_excused(failure, upload, waited);
                 Fault { failure, link: None, excused }
             })?;
-            let began = worker.process.clock.now();
+            // One that is there is taken without waiting.
+            let began = if reused { now } else { worker.process.clock.now() };
             let link = Link { reused, age: began.since(connection.opened) };
             upload.restart(began);
             self.write_head(upstream);
@@ -128,7 +132,7 @@ impl Attempt<'_, '_, '_> {
             let mut words = String::new();
             let result =
                 self.await_head(place, &mut connection.stream, upload, &mut buf, &mut words).await;
-            let now = worker.process.clock.now();
+            now = worker.process.clock.now();
             // Not the time that the client has taken to send.
             let took = now.since(upload.progress.max(began));
             match result {
@@ -138,7 +142,7 @@ impl Attempt<'_, '_, '_> {
                         self.learn(took, now);
                     }
                     let status = self.x.status(self.space.response, &buf[head_at..]);
-                    return Ok(Lap { connection, link, status, buf, head_at, body_at });
+                    return Ok(Lap { connection, link, status, buf, head_at, body_at, came: now });
                 }
                 Err(failure) => {
                     // The upstream has most likely closed it while it was idle, as it may.
@@ -181,8 +185,9 @@ impl Attempt<'_, '_, '_> {
         upstream: &Arc<Upstream>,
         upload: &Upload,
         which: Which,
+        now: Nanos,
     ) -> Result<(Connection, bool), Failure> {
-        let mut opening = pin!(open(self.x, self.pool, upstream, self.deadline, which));
+        let mut opening = pin!(open(self.x, self.pool, upstream, self.deadline, which, now));
         let (client, buffers) = (&mut *self.client, &self.x.worker.buffers);
         poll_fn(|cx| match opening.as_mut().poll(cx) {
             Poll::Pending if client.poll_gone(cx, upload.is_received(), buffers) => {
@@ -230,7 +235,12 @@ impl Attempt<'_, '_, '_> {
         loop {
             // Only the end of a line can change what is known of a head, so that one in many
             // pieces costs no more than one look a line.
-            let news = looked_at == at || memchr::memchr(b'\n', &buf[looked_at..]).is_some();
+            let unseen = &buf[looked_at..];
+            let news = if looked_at == at {
+                !unseen.is_empty()
+            } else {
+                memchr::memchr(b'\n', unseen).is_some()
+            };
             if !news && buf.len() - at < MAX_RESPONSE_HEAD.max_head {
                 looked_at = buf.len();
                 self.read_more(place, stream, upload, buf, interim > 0).await?;

@@ -87,7 +87,8 @@ pub async fn run<'a>(
         (Err(failure), Some(better)) if failure.meaning().blame != Blame::Client => {
             // The connection of the last try may have got less or more of the request.
             upload.ended(better.sent);
-            Ok(better)
+            let lap = Lap { came: x.worker.process.clock.now(), ..better.lap };
+            Ok(Given { lap, ..better })
         }
         (result, kept) => {
             if let Some(worse) = kept {
@@ -142,18 +143,23 @@ impl<'a> Tries<'_, '_, 'a> {
         let process = &self.attempt.x.worker.process;
         let mut last = None;
         let mut again = false;
+        // Nothing was waited for so far.
+        let mut now = self.attempt.x.incoming.arrived;
         loop {
-            if !plan.may_begin(process.clock.now()) {
+            if !plan.may_begin(now) {
                 self.record.stop = last.map(|_| Stop::Deadline);
                 let out_of_time = self.attempt.x.out_of_time(plan.deadline());
                 return Err(last.unwrap_or(out_of_time));
             }
             // Once for each retry: one that is refused there does not go round and round.
             let anywhere = std::mem::take(&mut again);
-            let place = self.take(anywhere).map_err(|none| self.nobody(last, none))?;
+            let place = self.take(anywhere, now).map_err(|none| self.nobody(last, none))?;
             let before = self.record.tries.len();
             let result = self.one(place, plan, upload).await;
-            let now = process.clock.now();
+            now = match &result {
+                Ok(given) => given.lap.came,
+                Err(_) => process.clock.now(),
+            };
             let outcome = match &result {
                 Ok(given) => Outcome::Answered {
                     status: given.lap.status,
@@ -191,6 +197,7 @@ impl<'a> Tries<'_, '_, 'a> {
                 self.record.stop = Some(Stop::Draining);
                 return Err(last.unwrap_or(Failure::Draining));
             }
+            now = process.clock.now();
             again = true;
         }
     }
@@ -218,10 +225,9 @@ impl<'a> Tries<'_, '_, 'a> {
     }
 
     /// A place at an upstream that was not tried yet. `anywhere`: or at one that was.
-    fn take(&mut self, anywhere: bool) -> Result<Place<'a>, Failure> {
+    fn take(&mut self, anywhere: bool, now: Nanos) -> Result<Place<'a>, Failure> {
         let pool = self.attempt.pool;
         let worker = self.attempt.x.worker;
-        let now = worker.process.clock.now();
         let wanted =
             Wanted { tried: &self.tried, key: self.key, only_closed: false, worker: worker.index };
         let none = Tried::new();
@@ -338,7 +344,7 @@ fn put_back(x: &Exchange<'_>, pool: &Pool, given: Given<'_>) {
     let rest = &lap.buf[lap.body_at..];
     let whole = body.scan(rest).is_ok_and(|seen| seen.done && seen.used == rest.len());
     if whole && sent && response.keep_alive {
-        relay::keep(x, pool, &response, lap.connection);
+        relay::keep(x, pool, &response, lap.connection, x.worker.process.clock.now());
     }
     x.worker.buffers.give(lap.buf);
 }

@@ -354,7 +354,7 @@ impl<'t, 'a> Second<'t, 'a> {
         let (mut which, mut first) = (Which::Pooled, true);
         loop {
             let (mut connection, reused) =
-                open(self.x, self.pool, upstream, self.deadline, which).await?;
+                open(self.x, self.pool, upstream, self.deadline, which, clock.now()).await?;
             let began = clock.now();
             let link = Link { reused, age: began.since(connection.opened) };
             let mut buf = worker.buffers.small();
@@ -363,7 +363,7 @@ impl<'t, 'a> Second<'t, 'a> {
                     let now = clock.now();
                     place.head_came(now.since(began), now);
                     let status = self.x.status(&response, &buf[head_at..]);
-                    let lap = Lap { connection, link, status, buf, head_at, body_at };
+                    let lap = Lap { connection, link, status, buf, head_at, body_at, came: now };
                     return Ok((lap, response));
                 }
                 Err(failure) => {

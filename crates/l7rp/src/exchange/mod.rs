@@ -141,7 +141,7 @@ pub async fn run(
         Ok(done) => done,
         Err(failure) => answer::failure(&exchange, client, &mut record, &mut space, failure).await,
     };
-    record.ended = true;
+    client.idle_since = *record.ended.get_or_insert_with(|| worker.process.clock.now());
     done
 }
 

@@ -43,26 +43,27 @@ impl Which {
     }
 }
 
-/// A pooled connection, or else a new one; whether it is pooled.
+/// A pooled connection, or else a new one; whether it is pooled, and so taken without waiting.
 pub(super) async fn open(
     x: &Exchange<'_>,
     pool: &Pool,
     upstream: &Arc<Upstream>,
     deadline: Nanos,
     which: Which,
+    now: Nanos,
 ) -> Result<(Connection, bool), Failure> {
     let clock = x.worker.process.clock;
     let shares = which != Which::New && upstream.is_shared() && !needs_h1(x, upstream);
     let pooled = match which {
-        Which::Pooled => pooled(x, pool, upstream, shares),
-        Which::Other if shares => shared(x, pool, upstream),
+        Which::Pooled => pooled(x, pool, upstream, shares, now),
+        Which::Other if shares => shared(x, pool, upstream, now),
         Which::Other | Which::New => None,
     };
     if let Some(pooled) = pooled {
         return Ok((pooled, true));
     }
     // Those that come at once share what one of them opens.
-    let patience = clock.now().plus(PATIENCE);
+    let patience = now.plus(PATIENCE);
     while shares && clock.now() < patience {
         let theirs = match x.worker.h2.openings.turn(upstream.id) {
             Ok(turn) => {
@@ -77,7 +78,7 @@ pub(super) async fn open(
             Err(_) if deadline <= patience => return Err(x.out_of_time(deadline)),
             Err(_) => break,
         }
-        if let Some(shared) = shared(x, pool, upstream) {
+        if let Some(shared) = shared(x, pool, upstream, clock.now()) {
             return Ok((shared, false));
         }
     }
@@ -90,9 +91,13 @@ fn needs_h1(x: &Exchange<'_>, upstream: &Upstream) -> bool {
 }
 
 /// A request's place on a connection that carries many.
-fn shared(x: &Exchange<'_>, pool: &Pool, upstream: &Arc<Upstream>) -> Option<Connection> {
-    let worker = x.worker;
-    let (now, keep_for) = (worker.process.clock.now(), pool.plan.keepalive.idle_timeout);
+fn shared(
+    x: &Exchange<'_>,
+    pool: &Pool,
+    upstream: &Arc<Upstream>,
+    now: Nanos,
+) -> Option<Connection> {
+    let (worker, keep_for) = (x.worker, pool.plan.keepalive.idle_timeout);
     let (stream, opened) = worker.h2.take(upstream, now, keep_for)?;
     Some(Connection::shared(stream, upstream, worker.index, opened))
 }
@@ -102,13 +107,12 @@ fn pooled(
     pool: &Pool,
     upstream: &Arc<Upstream>,
     shares: bool,
+    now: Nanos,
 ) -> Option<Connection> {
     let worker = x.worker;
     let only_fresh = !x.incoming.head.method.is_idempotent();
-    let place = shares.then(|| shared(x, pool, upstream)).flatten();
-    place.or_else(|| {
-        worker.idle.take(upstream, worker.process.clock.now(), only_fresh, worker.index)
-    })
+    let place = shares.then(|| shared(x, pool, upstream, now)).flatten();
+    place.or_else(|| worker.idle.take(upstream, now, only_fresh, worker.index))
 }
 
 /// A new connection. `turn`: of those who would share it.

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use l7rp_core::attempts::Stop;
 use l7rp_core::failure::{Blame, Failure};
+use l7rp_core::hex;
 use l7rp_core::http1::request::{Method, Request};
 use l7rp_core::names::Nanos;
 use l7rp_core::trace::Trace;
@@ -40,11 +41,7 @@ impl RequestId {
     /// A new one: 128 random bits in hexadecimal.
     pub fn random() -> Self {
         let mut octets = [0; 128];
-        let mut bits = fastrand::u128(..);
-        for octet in &mut octets[..32] {
-            *octet = b"0123456789abcdef"[(bits & 15) as usize];
-            bits >>= 4;
-        }
+        octets[..32].copy_from_slice(&hex::long_digits(fastrand::u128(..)));
         Self { octets, len: 32 }
     }
 
@@ -56,7 +53,6 @@ impl RequestId {
 
 /// What is remembered of one exchange.
 #[derive(Debug)]
-#[expect(clippy::struct_excessive_bools, reason = "independent facts, not a state")]
 pub struct Record<'a> {
     worker: &'a Worker,
     listener: &'a Listener,
@@ -103,8 +99,8 @@ pub struct Record<'a> {
     pub known_call: bool,
     /// It is no request at all, and may not be worth a line.
     pub is_noise: bool,
-    /// The exchange came to its end, good or bad.
-    pub ended: bool,
+    /// When the exchange came to its end, good or bad.
+    pub ended: Option<Nanos>,
 }
 
 impl<'a> Record<'a> {
@@ -142,7 +138,7 @@ impl<'a> Record<'a> {
             identity: None,
             known_call: false,
             is_noise: false,
-            ended: false,
+            ended: None,
         }
     }
 
@@ -238,7 +234,7 @@ impl<'a> Record<'a> {
     }
 
     /// Writes a line if there is an access log, and spans if it is sampled.
-    fn tell(&self, took: Duration, status: u16) {
+    fn tell(&self, ended: Nanos, took: Duration, status: u16) {
         let process = &self.worker.process;
         let traced = self.trace.filter(|trace| trace.is_sampled).zip(self.tracer);
         let is_logged = process.access_log() && (!self.is_noise || self.worker.logs_noise());
@@ -287,7 +283,7 @@ impl<'a> Record<'a> {
             is_fault: self.failure.is_some_and(|f| f.meaning().blame != Blame::Client),
         };
         if is_logged {
-            self.worker.log(&entry);
+            self.worker.log(&entry, ended);
         }
         if let Some((trace, tracer)) = traced {
             tracer.request(&entry, trace, self.scheme, process.clock);
@@ -298,7 +294,7 @@ impl<'a> Record<'a> {
 impl Drop for Record<'_> {
     fn drop(&mut self) {
         // Dropped in the middle: the connection's task was ended from outside.
-        if !self.ended && self.failure.is_none() {
+        if self.ended.is_none() && self.failure.is_none() {
             let panicked = std::thread::panicking();
             self.failure = Some(if panicked { Failure::Internal } else { Failure::Draining });
             if !panicked {
@@ -309,8 +305,9 @@ impl Drop for Record<'_> {
             Some(failure) if self.status == 0 => failure.meaning().status,
             _ => self.status,
         };
-        let took = self.worker.process.clock.now().since(self.arrived);
+        let ended = self.ended.unwrap_or_else(|| self.worker.process.clock.now());
+        let took = ended.since(self.arrived);
         self.count(took, status);
-        self.tell(took, status);
+        self.tell(ended, took, status);
     }
 }

@@ -78,7 +78,7 @@ pub async fn run<'a>(
     deadline: Nanos,
 ) -> Result<Done, Failure> {
     let Answered { mut place, lap, mut upload } = answered;
-    let Lap { mut connection, mut buf, head_at, body_at, status, .. } = lap;
+    let Lap { mut connection, mut buf, head_at, body_at, status, came, .. } = lap;
     let response = &*space.response;
     let decode = response.framing == Framing::Chunked && x.incoming.head.is_http10;
     let by_close = decode || response.framing == Framing::UntilClose;
@@ -99,9 +99,8 @@ pub async fn run<'a>(
     );
     let events = is_events(response, &buf[head_at..]);
     let stall = stall_limit(events, x.is_call, route, pool);
-    let now = x.worker.process.clock.now();
     let mut download =
-        Download::new(response.framing, decode, std::mem::take(&mut buf), body_at, now);
+        Download::new(response.framing, decode, std::mem::take(&mut buf), body_at, came);
     download.is_shared = client.is_pipe();
     let mut result = download.first(space.to_client);
     if result.is_ok() {
@@ -116,12 +115,13 @@ pub async fn run<'a>(
     let status = Status { grpc: status.grpc.or(download.grpc.filter(|_| x.is_call)), ..status };
     record.grpc_status = status.grpc;
     let end = download.end(result, status);
-    let took = place.settle(end, x.worker.process.clock.now());
+    let now = x.worker.process.clock.now();
+    let took = place.settle(end, now);
     record.ends(&place, tried(result, status), took);
     drop(place);
     let reusable = result.is_ok() && upload.is_sent() && response.keep_alive && !download.surplus;
     if reusable {
-        keep(x, pool, response, connection);
+        keep(x, pool, response, connection, now);
     }
     download.give_back(&x.worker.buffers);
     let used = upload.first_len();
@@ -133,6 +133,7 @@ pub async fn run<'a>(
         }
         return Err(failure);
     }
+    record.ended = Some(now);
     Ok(Done { next: after(keep_alive, received), used })
 }
 
@@ -171,7 +172,13 @@ fn is_events(response: &Response, buf: &[u8]) -> bool {
 }
 
 /// Keeps a connection for the next request, for as long as both sides want.
-pub(super) fn keep(x: &Exchange<'_>, pool: &Pool, response: &Response, connection: Connection) {
+pub(super) fn keep(
+    x: &Exchange<'_>,
+    pool: &Pool,
+    response: &Response,
+    connection: Connection,
+    now: Nanos,
+) {
     let worker = x.worker;
     let ours = pool.plan.keepalive.idle_timeout;
     // Leave a second before the upstream closes, or half of the time where that is less.
@@ -180,7 +187,7 @@ pub(super) fn keep(x: &Exchange<'_>, pool: &Pool, response: &Response, connectio
         s.saturating_sub(Duration::from_secs(1)).max(s / 2)
     });
     let max = pool.plan.keepalive.max_idle.div_ceil(worker.process.workers.max(1));
-    worker.idle.put(connection, worker.process.clock.now(), ours.min(theirs), max, worker.index);
+    worker.idle.put(connection, now, ours.min(theirs), max, worker.index);
 }
 
 struct Relay<'t, 'a> {

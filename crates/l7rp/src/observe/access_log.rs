@@ -4,7 +4,8 @@ use std::cell::RefCell;
 use std::io::Write;
 use std::time::Duration;
 
-use l7rp_core::trace;
+use l7rp_core::hex;
+use l7rp_core::names::Nanos;
 
 use super::event::{Events, Level, write_timestamp};
 use super::tries::{End, Link, Refusal, Try};
@@ -23,6 +24,18 @@ const CHUNK: usize = 64 << 10;
 macro_rules! key {
     ($name:literal) => {
         concat!(",\"", $name, "\":")
+    };
+}
+
+/// What stands between the time of a line and its first member of its own.
+macro_rules! beginning {
+    ($level:literal) => {
+        concat!(
+            "\",\"level\":\"",
+            $level,
+            "\",\"msg\":\"request_completed\",\"event\":\"request_completed\""
+        )
+        .as_bytes()
     };
 }
 
@@ -91,9 +104,18 @@ struct Buffer {
 struct Stamp {
     second: u64,
     text: Vec<u8>,
+    /// A point in time, and what the clock on the wall said then: it is read once for all lines
+    /// that are handed over together.
+    read: (Nanos, u64),
 }
 
 impl Stamp {
+    /// The milliseconds of the wall clock at `at`, soon after it was read.
+    fn wall_ms(&self, at: Nanos) -> u64 {
+        let (then, wall_ms) = self.read;
+        wall_ms + at.since(then).as_millis() as u64
+    }
+
     fn write(&mut self, out: &mut Vec<u8>, wall_ms: u64) {
         const TO_SECOND: usize = "1970-01-01T00:00:00.".len();
         let (second, ms) = (wall_ms / 1000, wall_ms % 1000);
@@ -111,7 +133,7 @@ impl Stamp {
 impl Lines {
     /// Adds a line. True: these are the first ones since the last [`Lines::hand_over`], so
     /// that somebody must see to it that they are handed over soon.
-    pub fn add(&self, entry: &Entry<'_>, events: &Events) -> bool {
+    pub fn add(&self, entry: &Entry<'_>, now: Nanos, events: &Events) -> bool {
         let level = match entry.status {
             _ if entry.is_failed_call() => Level::Error,
             500.. => Level::Error,
@@ -124,9 +146,12 @@ impl Lines {
         let mut buffer = self.0.borrow_mut();
         let Buffer { lines, count, stamp } = &mut *buffer;
         let first = *count == 0;
+        if first {
+            stamp.read = (now, clock::wall_ms());
+        }
         lines.reserve(MOST_LINE);
         lines.extend_from_slice(b"{\"time\":\"");
-        stamp.write(lines, clock::wall_ms());
+        stamp.write(lines, stamp.wall_ms(now));
         write_entry(lines, level, entry);
         *count += 1;
         if lines.len() >= CHUNK {
@@ -149,9 +174,12 @@ impl Lines {
 
 /// All of a line but its time.
 fn write_entry(out: &mut Vec<u8>, level: Level, e: &Entry<'_>) {
-    out.extend_from_slice(b"\",\"level\":\"");
-    out.extend_from_slice(level.name().as_bytes());
-    out.extend_from_slice(b"\",\"msg\":\"request_completed\",\"event\":\"request_completed\"");
+    out.extend_from_slice(match level {
+        Level::Error => beginning!("error"),
+        Level::Warn => beginning!("warn"),
+        Level::Info => beginning!("info"),
+        Level::Debug => beginning!("debug"),
+    });
     text(out, key!("route"), e.route.as_bytes());
     text(out, key!("request_id"), e.request_id);
     text(out, key!("method"), e.method);
@@ -171,8 +199,13 @@ fn write_entry(out: &mut Vec<u8>, level: Level, e: &Entry<'_>) {
     plain(out, key!("protocol"), e.protocol);
     text(out, key!("upstream"), e.used.map_or("", |used| used.url).as_bytes());
     text(out, key!("pool"), e.pool.as_bytes());
-    number(out, key!("attempts"), e.tries.len() as u64);
-    flag(out, key!("hedged"), e.tries.iter().any(|one| one.is_hedge));
+    match e.tries {
+        [only] if !only.is_hedge => out.extend_from_slice(b",\"attempts\":1,\"hedged\":false"),
+        tries => {
+            number(out, key!("attempts"), tries.len() as u64);
+            flag(out, key!("hedged"), tries.iter().any(|one| one.is_hedge));
+        }
+    }
     if let Some((_, time)) = e.used.and_then(|used| used.ended) {
         millis(out, key!("upstream_ms"), time);
     }
@@ -181,9 +214,7 @@ fn write_entry(out: &mut Vec<u8>, level: Level, e: &Entry<'_>) {
         text(out, key!("reason"), e.reason.as_bytes());
     }
     if let Some(id) = e.trace_id {
-        let mut digits = [0; 32];
-        trace::write_hex(&mut digits, id);
-        text(out, key!("trace_id"), &digits);
+        text(out, key!("trace_id"), &hex::long_digits(id));
     }
     if !e.is_plain_success() {
         explain(out, e);
@@ -265,9 +296,14 @@ fn flag(out: &mut Vec<u8>, key: &str, value: bool) {
 fn millis(out: &mut Vec<u8>, key: &str, d: Duration) {
     out.extend_from_slice(key.as_bytes());
     let us = d.as_secs() * 1_000_000 + u64::from(d.subsec_micros());
-    out.extend_from_slice(itoa::Buffer::new().format(us / 1000).as_bytes());
-    let rest = us % 1000;
-    out.extend_from_slice(&[b'.', digit(rest / 100), digit(rest / 10 % 10), digit(rest % 10)]);
+    let (ms, rest) = (us / 1000, us % 1000);
+    let decimals = [b'.', digit(rest / 100), digit(rest / 10 % 10), digit(rest % 10)];
+    if ms < 10 {
+        out.push(digit(ms));
+    } else {
+        out.extend_from_slice(itoa::Buffer::new().format(ms).as_bytes());
+    }
+    out.extend_from_slice(&decimals);
 }
 
 fn digit(n: u64) -> u8 {
@@ -298,14 +334,31 @@ fn plain(out: &mut Vec<u8>, key: &str, value: &str) {
     out.push(b'"');
 }
 
-/// Whether it stands in a line as it is. Goes on to the end in any case: that way it is several
-/// octets at a time.
+/// Whether it stands in a line as it is: visible ASCII without quotes and backslashes. Looks at
+/// eight octets at a time, as most values are too short for wider steps; the last eight may
+/// overlap those before.
 fn is_plain(value: &[u8]) -> bool {
-    let odd = |b: u8| {
-        let (control, quote, slash) = (!matches!(b, b' '..=b'~'), b == b'"', b == b'\\');
-        u8::from(control) | u8::from(quote) | u8::from(slash)
+    let (eights, rest) = value.as_chunks::<8>();
+    let odd = eights.iter().fold(0, |seen, eight| seen | odd_ones(u64::from_le_bytes(*eight)));
+    let last = match value.last_chunk::<8>() {
+        Some(last) => u64::from_le_bytes(*last),
+        // Filled up with what is plain.
+        None => rest.iter().fold(0x2020_2020_2020_2020, |last, &b| last << 8 | u64::from(b)),
     };
-    value.iter().fold(0, |seen, &b| seen | odd(b)) == 0
+    (odd | odd_ones(last)) == 0
+}
+
+/// Not 0 if any of eight octets has to be escaped. A difference or sum that carries into the next
+/// octet does so from one that is odd itself.
+fn odd_ones(eight: u64) -> u64 {
+    const ONES: u64 = 0x0101_0101_0101_0101;
+    const HIGH: u64 = ONES * 0x80;
+    let is_zero = |x: u64| x.wrapping_sub(ONES) & !x;
+    let control = eight.wrapping_sub(ONES * 0x20) & !eight;
+    let delete_or_more = eight.wrapping_add(ONES) | eight;
+    let quote = is_zero(eight ^ (ONES * u64::from(b'"')));
+    let slash = is_zero(eight ^ (ONES * u64::from(b'\\')));
+    (control | delete_or_more | quote | slash) & HIGH
 }
 
 fn escaped(out: &mut Vec<u8>, value: &[u8]) {
@@ -324,7 +377,6 @@ fn escaped(out: &mut Vec<u8>, value: &[u8]) {
 mod tests {
     use super::*;
     use l7rp_core::failure::Failure;
-    use l7rp_core::names::Nanos;
     use proptest::prelude::*;
 
     const TRY: Try<'static> = Try {
@@ -413,6 +465,21 @@ mod tests {
             \"no_retry\":\"budget\"}\n";
         assert!(line.ends_with(expected), "{line}");
         assert!(serde_json::from_str::<serde_json::Value>(&line).is_ok());
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_plain_is_found_so(value in proptest::collection::vec(any::<u8>(), 0..40)) {
+            let expected = value.iter().all(|b| matches!(b, b' '..=b'~') && !b"\"\\".contains(b));
+            prop_assert_eq!(is_plain(&value), expected);
+            // And with no more than one that is odd, which random octets hardly ever have.
+            for at in 0..value.len() {
+                let mut one = vec![b'a'; value.len()];
+                one[at] = value[at];
+                let expected = matches!(value[at], b' '..=b'~') && !b"\"\\".contains(&value[at]);
+                prop_assert_eq!(is_plain(&one), expected);
+            }
+        }
     }
 
     #[test]

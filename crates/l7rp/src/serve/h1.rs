@@ -140,7 +140,6 @@ async fn serve_burst(
             Next::Close | Next::Linger | Next::Abort | Next::Http2 => return next,
         }
         offered = scratch.request.upgrade.len > 0;
-        client.idle_since = worker.process.clock.now();
         buf.drain(..len + used);
         if client.ahead.capacity() > 0 {
             buf.extend_from_slice(&client.ahead);
