@@ -91,7 +91,7 @@ fn refused(refusal: Refusal) -> Answer {
         Refusal::OtherSite => (
             "403 Forbidden",
             "",
-            "a page from elsewhere may change nothing: ask from the same origin, or from a program",
+            "this is for no page from elsewhere: ask from the same origin, or from a program",
         ),
         Refusal::OtherHost => (
             "403 Forbidden",
