@@ -22,7 +22,7 @@ use crate::handover::label;
 use crate::live::{Going, Process};
 use crate::observe::event::{AllChanges, BY_ADMIN, Changes, Event, Events, Level};
 use crate::observe::log::Log;
-use crate::orders::{Order, Outcome};
+use crate::orders::{Desk, Order, Outcome};
 use crate::running::{self, Reloaded, Running};
 use crate::serve::doors::Given;
 use crate::sync::lock;
@@ -44,6 +44,8 @@ const STUCK: Duration = Duration::from_secs(5);
 const UPGRADED: &str = "SIGUSR2";
 /// How long reading the configuration may take.
 const READ_WITHIN: Duration = Duration::from_secs(30);
+/// What is changed where the token is.
+const TOKEN_FILE: &str = "admin.token_file";
 /// How long the last log lines may take.
 const LAST_LINES: Duration = Duration::from_secs(1);
 
@@ -119,7 +121,9 @@ async fn run(task: Task, events: &Arc<Events>) -> Result<ExitCode, String> {
     let offered: Vec<_> = inherited.given.iter().map(label_of).collect();
     let ready = inherited.ready();
     let given = &mut inherited.given;
-    let started = running::start(plan, events, max_open_files, given, ready);
+    // The admin endpoints answer before the start is complete: an order is done right after it.
+    let (desk, orders) = Desk::open();
+    let started = running::start(plan, events, max_open_files, given, ready, desk);
     let running = started.map_err(|e| {
         let why = e.with_place(&places);
         inherited.answer(Err(&why));
@@ -138,7 +142,6 @@ async fn run(task: Task, events: &Arc<Events>) -> Result<ExitCode, String> {
     if let Some(every) = systemd::watchdog_interval() {
         running.spawn(keep_watched(running.process().clone(), every));
     }
-    let orders = running.process().desk.open();
     let events = events.clone();
     let mut service = Service { running, source, watch, orders, manager, events };
     let why = service.serve(&mut signals).await;
@@ -477,12 +480,18 @@ fn changes(done: &Reloaded, plan: &Plan) -> AllChanges {
     let diff = Diff::between(&view(&done.before.plan), &view(plan));
     let mut needs_restart = diff.needs_restart();
     needs_restart.extend(done.workers_stay.then(|| "workers".to_owned()));
+    let mut settings: Vec<_> = diff.settings.iter().map(|change| change.key.clone()).collect();
+    // Its path says nothing about what is in it.
+    let is_other_token = done.before.plan.admin_token != plan.admin_token;
+    if is_other_token && !settings.iter().any(|key| key == TOKEN_FILE) {
+        settings.push(TOKEN_FILE.to_owned());
+    }
     AllChanges {
         listeners: Changes::of(&diff.listeners),
         routes: Changes::of(&diff.routes),
         pools: Changes::of(&diff.pools),
         upstreams: Changes::of(&diff.upstreams),
-        settings: diff.settings.iter().map(|change| change.key.clone()).collect(),
+        settings,
         needs_restart,
     }
 }

@@ -2,6 +2,8 @@
 //! snapshot and uses it to its end, whatever is put in force meanwhile.
 
 mod going;
+mod pools;
+mod unready;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -15,7 +17,7 @@ use l7rp_core::names::Nanos;
 use l7rp_core::route::{self, Table};
 
 use crate::acme::Tokens;
-use crate::clock::Clock;
+use crate::clock::{Clock, wall_ms};
 use crate::config::plan::{self, Plan};
 use crate::limiter::Limiter;
 use crate::observe::event::Events;
@@ -26,6 +28,7 @@ use crate::tls::{Material, Originator, Terminator};
 use crate::upstream::pool::{Making, Pool};
 
 pub use going::Going;
+pub use unready::Unready;
 
 /// A plan in force.
 #[derive(Debug)]
@@ -44,6 +47,10 @@ pub struct Snapshot {
     pub guarded: Changes,
     /// Makes spans, if anybody wants them.
     pub tracer: Option<Arc<Tracer>>,
+    /// 1 at the start, and one more with each that is put in force.
+    pub generation: u64,
+    /// Wall-clock ms when it was put in force.
+    pub taken_ms: u64,
     /// TLS towards the upstreams of each pool.
     tls: Vec<Option<Arc<Originator>>>,
 }
@@ -189,7 +196,8 @@ pub struct Process {
     pub panics: crate::observe::panics::Panics,
     /// What reloads have come to.
     pub reloads: Reloads,
-    /// Where the admin endpoints leave what only the main thread can do.
+    /// Where the admin endpoints leave what only the main thread can do. In a new process nobody
+    /// comes for it.
     pub desk: Desk,
     /// How often the token of the admin endpoints may be guessed wrong.
     pub guesses: Bucket,
@@ -232,7 +240,7 @@ impl Process {
             events: events.clone(),
             workers,
             slots: Slots::new(snapshot.plan.max_in_flight),
-            started_ms: crate::clock::wall_ms(),
+            started_ms: wall_ms(),
             access_log: AtomicBool::new(snapshot.plan.access_log),
             panics: crate::observe::panics::Panics::default(),
             reloads: Reloads::default(),
@@ -261,13 +269,14 @@ impl Process {
     }
 
     /// Puts a snapshot in force for every exchange that begins from now on; gives the one before.
-    pub fn put_in_force(&self, new: Snapshot) -> Arc<Snapshot> {
+    pub fn put_in_force(&self, mut new: Snapshot) -> Arc<Snapshot> {
+        (new.generation, new.taken_ms) = (self.generation() + 1, wall_ms());
         self.slots.set_max(new.plan.max_in_flight);
         self.access_log.store(new.plan.access_log, Ordering::Relaxed);
         let new = Arc::new(new);
         let old = self.live.swap(new.clone());
         new.take_over(&old, self.max_open_files, self.clock.now());
-        self.generation.fetch_add(1, Ordering::Release);
+        self.generation.store(new.generation, Ordering::Release);
         old
     }
 
@@ -348,7 +357,7 @@ impl Process {
     }
 
     /// Why it should not be; `None`: it should.
-    pub fn why_unready(&self) -> Option<&'static str> {
+    pub fn why_unready(&self) -> Option<Unready> {
         let snapshot = self.live.load();
         let mut pools = snapshot
             .routes
@@ -364,13 +373,24 @@ impl Process {
         let is_leaving = self.leaving.load(Ordering::Relaxed) || self.is_draining();
         // With a successor, whoever still asks here asks about the service, which goes on.
         if is_leaving && !self.is_succeeded() {
-            return Some("the process is shutting down");
+            return Some(Unready::Leaving);
         }
-        (!can_answer).then_some("no pool that a route uses has an upstream that can be chosen")
+        (!can_answer).then_some(Unready::NoBackend)
     }
 }
 
 impl Snapshot {
+    /// What was opened, read or begun for it: for a plan that needs nothing else.
+    pub fn made(&self) -> Made {
+        let listeners = self.listeners.iter();
+        let tls = Material {
+            listeners: listeners.clone().map(|listener| listener.tls.clone()).collect(),
+            pools: self.tls.clone(),
+        };
+        let doors = listeners.map(|listener| listener.doors.clone()).collect();
+        Made { doors, tls, tracer: self.tracer.clone() }
+    }
+
     /// Makes what `plan` needs, and takes from `old` what stays.
     fn new(
         plan: Plan,
@@ -380,7 +400,7 @@ impl Snapshot {
         max_open_files: u64,
         now: Nanos,
     ) -> Self {
-        let pools = making_pools(&plan, old, making, now);
+        let pools = pools::of_plan(&plan, old.map_or(&[], |old| &old.pools), making, now);
         for (pool, tls) in pools.iter().zip(&tls.pools) {
             // New ones are probed before they are in force.
             pool.begin_tls(tls.as_ref());
@@ -391,8 +411,10 @@ impl Snapshot {
         let listeners = plan.listeners.iter().zip(doors).enumerate().map(|(ix, (plan, doors))| {
             let named = by_name.get(plan.name.as_str()).copied();
             let tls = tls.listeners.get(ix).cloned().flatten();
+            let same_tls =
+                |b: &Listener| b.tls.as_ref().map(Arc::as_ptr) == tls.as_ref().map(Arc::as_ptr);
             let same = named
-                .filter(|b| tls.is_none() && b.plan == *plan && b.index == ix && b.doors == doors);
+                .filter(|b| same_tls(b) && b.plan == *plan && b.index == ix && b.doors == doors);
             same.cloned().unwrap_or_else(|| {
                 let mut listener = Listener::new(plan, ix, doors, making.workers, max_open_files);
                 listener.tls = tls;
@@ -430,6 +452,8 @@ impl Snapshot {
             guarded: Changes { guarded, ..Changes::default() },
             tls: tls.pools,
             tracer,
+            generation: 1,
+            taken_ms: wall_ms(),
             plan,
         }
     }
@@ -495,30 +519,6 @@ impl Listener {
             stats: (0..workers).map(|_| ListenerStats::default()).collect(),
         }
     }
-}
-
-/// The pools of a plan: those that were there before, new generations of them, and new ones. One
-/// that nobody knows by its name takes over from one that is gone and has had upstreams in common.
-fn making_pools(
-    plan: &Plan,
-    old: Option<&Snapshot>,
-    making: &Making,
-    now: Nanos,
-) -> Vec<Arc<Pool>> {
-    let by_name: HashMap<&str, &Arc<Pool>> = old
-        .map(|old| old.pools.iter().map(|pool| (pool.plan.name.as_str(), pool)).collect())
-        .unwrap_or_default();
-    let stays: HashSet<&str> = plan.pools.iter().map(|pool| pool.name.as_str()).collect();
-    let gone = || by_name.values().filter(|pool| !stays.contains(pool.plan.name.as_str()));
-    let pools = plan.pools.iter().map(|pool| match by_name.get(pool.name.as_str()) {
-        Some(before) if before.plan == *pool => (*before).clone(),
-        Some(before) => Pool::new(pool, Some(before), making, now),
-        None => {
-            let renamed = gone().find(|gone| gone.shares_upstreams(pool));
-            Pool::new(pool, renamed.map(AsRef::as_ref), making, now)
-        }
-    });
-    pools.collect()
 }
 
 fn max_connections(plan: &plan::Listener, max_open_files: u64) -> u32 {

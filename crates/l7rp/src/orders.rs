@@ -1,8 +1,6 @@
 //! What the admin endpoints ask of the main thread: it alone puts another plan in force. Orders
 //! wait in a short queue, and each is answered once it is done.
 
-use std::sync::OnceLock;
-
 use serde::Serialize;
 use tokio::sync::{mpsc, oneshot};
 
@@ -64,9 +62,9 @@ pub enum Outcome {
     Rejected { generation: u64, took_ms: f64, errors: Vec<String> },
 }
 
-/// The way to the main thread, once it listens.
+/// The way to the main thread. By default nobody listens at its end.
 #[derive(Debug, Default)]
-pub struct Desk(OnceLock<mpsc::Sender<Order>>);
+pub struct Desk(Option<mpsc::Sender<Order>>);
 
 /// Why an order was not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,11 +76,10 @@ pub enum NotTaken {
 }
 
 impl Desk {
-    /// Opens it: orders come out here. Only the first call does anything.
-    pub fn open(&self) -> mpsc::Receiver<Order> {
+    /// One, and where its orders come out: those that come too early wait there.
+    pub fn open() -> (Self, mpsc::Receiver<Order>) {
         let (sender, orders) = mpsc::channel(QUEUE);
-        let _ = self.0.set(sender);
-        orders
+        (Self(Some(sender)), orders)
     }
 
     /// Leaves an order.
@@ -90,7 +87,7 @@ impl Desk {
     /// # Errors
     /// It was not taken.
     pub fn order(&self, order: Order) -> Result<(), NotTaken> {
-        let sender = self.0.get().ok_or(NotTaken::Closed)?;
+        let sender = self.0.as_ref().ok_or(NotTaken::Closed)?;
         sender.try_send(order).map_err(|e| match e {
             mpsc::error::TrySendError::Full(_) => NotTaken::Busy,
             mpsc::error::TrySendError::Closed(_) => NotTaken::Closed,

@@ -19,9 +19,10 @@ use crate::clock::Clock;
 use crate::config::Places;
 use crate::config::plan::{Bind, Plan};
 use crate::handover::{Offer, Offered, label};
-use crate::live::{Made, Process};
+use crate::live::{Made, Process, Unready};
 use crate::observe::event::{Event, Events};
 use crate::observe::traces::Tracer;
+use crate::orders::Desk;
 use crate::serve::doors::{Given, OpenError, Opened, real_address, remove_file, take_given};
 use crate::serve::listen::{self, BindError, Bound};
 use crate::serve::run_worker::{self, Order, Phase};
@@ -169,6 +170,7 @@ struct AdminSocket {
 
 /// Starts what `plan` describes. Of the sockets that were `given` it takes those that fit. With
 /// `ready`, nothing is accepted before the pools with these names have backends that are ready.
+/// Orders of the admin endpoints go to `desk`.
 ///
 /// # Errors
 /// An address cannot be had, the system gives no thread, or no backend is ready in time; then
@@ -180,6 +182,7 @@ pub fn start(
     max_open_files: u64,
     given: &mut Vec<Given>,
     ready: Option<Vec<String>>,
+    desk: Desk,
 ) -> Result<Running, StartError> {
     let clock = Clock::new();
     let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
@@ -202,7 +205,9 @@ pub fn start(
     let tracer = tracer(&plan, None, events, clock, &runtime)?;
     let made =
         Made { doors: doors.iter().map(|opened| vec![opened.door.id]).collect(), tls, tracer };
-    let process = Arc::new(Process::new(clock, events, count, max_open_files, plan, made));
+    let mut process = Process::new(clock, events, count, max_open_files, plan, made);
+    process.desk = desk;
+    let process = Arc::new(process);
     let (workers, ended) = start_workers(&process, &phases)?;
     let mut upkeep = Upkeep::new(runtime.clone(), clock, events);
     upkeep.keep(&process.snapshot().pools);
@@ -251,7 +256,7 @@ pub fn start(
 /// Tells whenever it changes whether traffic should be sent here.
 async fn tell_readiness(process: Arc<Process>) {
     let mut before = process.why_unready();
-    let word = |why: Option<&str>| if why.is_none() { "ready" } else { "unready" };
+    let word = |why: Option<Unready>| if why.is_none() { "ready" } else { "unready" };
     loop {
         tokio::time::sleep(READINESS_EVERY).await;
         let now = process.why_unready();
@@ -259,7 +264,7 @@ async fn tell_readiness(process: Arc<Process>) {
             process.events.emit(&Event::ReadinessChanged {
                 from: word(before),
                 to: word(now),
-                why: now.unwrap_or("an upstream can be chosen"),
+                why: now.map_or("an upstream can be chosen", Unready::words),
             });
             before = now;
         }

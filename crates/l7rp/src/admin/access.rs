@@ -1,4 +1,5 @@
-//! Who may change something. Looking is free for all who can connect.
+//! Who may change something. Looking is free for all who can connect; where it takes a POST, web
+//! pages from elsewhere are left out of that, too.
 //!
 //! A Unix-domain socket has its file's permissions. Over TCP a token must be shown; without one
 //! configured, only this machine is let in. Web pages are let in nowhere: a browser that has one
@@ -21,6 +22,8 @@ pub(super) struct Knock<'a> {
     pub(super) authorization: Option<&'a [u8]>,
     pub(super) content_type: Option<&'a [u8]>,
     pub(super) has_body: bool,
+    /// One of these fields is there twice: which one counts is a matter of opinion.
+    pub(super) is_ambiguous: bool,
     /// So many wrong tokens have come lately that no more are looked at.
     pub(super) is_locked: bool,
 }
@@ -28,6 +31,8 @@ pub(super) struct Knock<'a> {
 /// Why it is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
+    /// It says twice what must be said once.
+    Ambiguous,
     /// A page that came from elsewhere has sent it.
     OtherSite,
     /// It is meant for another name than this machine has.
@@ -40,15 +45,21 @@ pub(super) enum Refusal {
     WrongToken,
     /// Too many have shown another token.
     Locked,
-    /// Its body is not said to be JSON.
+    /// It has a body that is not said to be JSON, or is said to be something else.
     NotJson,
+}
+
+/// Whether a POST that changes nothing may be answered.
+pub(super) fn decide_look(knock: &Knock<'_>) -> Result<(), Refusal> {
+    if knock.is_ambiguous {
+        return Err(Refusal::Ambiguous);
+    }
+    if is_from_here(knock) { Ok(()) } else { Err(Refusal::OtherSite) }
 }
 
 /// Whether a request may change something, with this token configured.
 pub(super) fn decide(knock: &Knock<'_>, token: Option<&AdminToken>) -> Result<(), Refusal> {
-    if !is_from_here(knock) {
-        return Err(Refusal::OtherSite);
-    }
+    decide_look(knock)?;
     match (knock.peer, token) {
         // Programs say whatever name they like; a browser says that of the page it has open.
         (None, _) if is_browser(knock) => only_own_name(knock)?,
@@ -63,8 +74,9 @@ pub(super) fn decide(knock: &Knock<'_>, token: Option<&AdminToken>) -> Result<()
             }
         }
     }
-    let is_json = knock.content_type.is_some_and(is_json);
-    if knock.has_body && !is_json { Err(Refusal::NotJson) } else { Ok(()) }
+    // A form without fields has no body either, but says what it is. What says nothing is no form.
+    let is_json = knock.content_type.map_or(!knock.has_body, is_json);
+    if is_json { Ok(()) } else { Err(Refusal::NotJson) }
 }
 
 fn is_browser(knock: &Knock<'_>) -> bool {
@@ -246,6 +258,30 @@ mod tests {
     }
 
     #[test]
+    fn what_is_said_twice_is_not_weighed() {
+        for peer in ["127.0.0.1", "unix", "10.0.0.1"] {
+            let knock = Knock {
+                authorization: Some(b"Bearer 0123456789abcdef"),
+                is_ambiguous: true,
+                ..from(peer)
+            };
+            assert_eq!(decide(&knock, Some(&token())), Err(Refusal::Ambiguous), "{peer}");
+            assert_eq!(decide(&knock, None), Err(Refusal::Ambiguous), "{peer}");
+            assert_eq!(decide_look(&knock), Err(Refusal::Ambiguous), "{peer}");
+        }
+    }
+
+    #[test]
+    fn to_look_takes_no_token_but_no_page_from_elsewhere() {
+        for peer in ["127.0.0.1", "unix", "10.0.0.1"] {
+            let knock = Knock { host: b"a.test", has_body: true, ..from(peer) };
+            assert_eq!(decide_look(&knock), Ok(()), "{peer}");
+            let page = Knock { origin: Some(b"http://b.test"), ..knock };
+            assert_eq!(decide_look(&page), Err(Refusal::OtherSite), "{peer}");
+        }
+    }
+
+    #[test]
     fn a_body_must_be_said_to_be_json() {
         for (content_type, want) in [
             (None, Err(Refusal::NotJson)),
@@ -260,7 +296,10 @@ mod tests {
             for peer in ["127.0.0.1", "unix"] {
                 let knock = Knock { content_type, has_body: true, ..from(peer) };
                 assert_eq!(decide(&knock, None), want, "{content_type:?}");
-                assert_eq!(decide(&Knock { has_body: false, ..knock }, None), Ok(()));
+                // An order without one: but no form, which a page may send to anybody.
+                let want = if content_type.is_none() { Ok(()) } else { want };
+                let empty = Knock { has_body: false, ..knock };
+                assert_eq!(decide(&empty, None), want, "{content_type:?}, empty");
             }
         }
     }

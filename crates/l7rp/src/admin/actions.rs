@@ -33,7 +33,7 @@ pub(super) const PATHS: [&str; 6] = [
 
 /// Does what a POST asks for, if it may.
 pub(super) async fn answer(asked: &Asked<'_>, process: &Process) -> Answer {
-    if let Err(refusal) = may(asked, process) {
+    if let Err(refusal) = may_change(asked, process) {
         return refused(refusal);
     }
     let done = match asked.path {
@@ -48,10 +48,10 @@ pub(super) async fn answer(asked: &Asked<'_>, process: &Process) -> Answer {
     done.unwrap_or_else(|not_done| not_done)
 }
 
-fn may(asked: &Asked<'_>, process: &Process) -> Result<(), Refusal> {
-    let guesses = Rate::new(GUESSES.0, GUESSES.1);
-    let now = process.clock.now();
-    let knock = Knock {
+/// What decides who may; `is_locked`: see there.
+fn knock<'a>(asked: &'a Asked<'_>, is_locked: bool) -> Knock<'a> {
+    const DECISIVE: [&str; 4] = ["origin", "sec-fetch-site", "authorization", "content-type"];
+    Knock {
         peer: asked.peer,
         host: asked.host(),
         origin: asked.field("origin"),
@@ -59,9 +59,22 @@ fn may(asked: &Asked<'_>, process: &Process) -> Result<(), Refusal> {
         authorization: asked.field("authorization"),
         content_type: asked.field("content-type"),
         has_body: !asked.body.is_empty(),
-        is_locked: matches!(process.guesses.peek(&guesses, now), Decision::Refused { .. }),
-    };
-    let decision = access::decide(&knock, process.snapshot().plan.admin_token.as_ref());
+        is_ambiguous: DECISIVE.iter().any(|name| asked.repeats(name)),
+        is_locked,
+    }
+}
+
+/// Whether a POST that changes nothing may be answered; if not, what is said instead.
+pub(super) fn may_ask(asked: &Asked<'_>) -> Result<(), Answer> {
+    access::decide_look(&knock(asked, false)).map_err(refused)
+}
+
+fn may_change(asked: &Asked<'_>, process: &Process) -> Result<(), Refusal> {
+    let guesses = Rate::new(GUESSES.0, GUESSES.1);
+    let now = process.clock.now();
+    let is_locked = matches!(process.guesses.peek(&guesses, now), Decision::Refused { .. });
+    let token = &process.snapshot().plan.admin_token;
+    let decision = access::decide(&knock(asked, is_locked), token.as_ref());
     if decision == Err(Refusal::WrongToken) {
         let _ = process.guesses.try_take(&guesses, now);
     }
@@ -70,10 +83,15 @@ fn may(asked: &Asked<'_>, process: &Process) -> Result<(), Refusal> {
 
 fn refused(refusal: Refusal) -> Answer {
     let (status, fields, words) = match refusal {
+        Refusal::Ambiguous => (
+            "400 Bad Request",
+            "",
+            "send Origin, Sec-Fetch-Site, Authorization and Content-Type at most once each",
+        ),
         Refusal::OtherSite => (
             "403 Forbidden",
             "",
-            "a page from elsewhere may change nothing: ask from the same origin, or from a program",
+            "this is for no page from elsewhere: ask from the same origin, or from a program",
         ),
         Refusal::OtherHost => (
             "403 Forbidden",

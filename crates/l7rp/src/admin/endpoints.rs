@@ -11,20 +11,36 @@ use crate::explain::explain;
 use crate::live::Process;
 use crate::observe::metrics;
 
+/// It changes nothing: it is a look that needs more room than a target has.
+const EXPLAIN: &str = "/-/explain";
+
 pub(super) async fn answer(asked: &Asked<'_>, process: &Process) -> Answer {
     match asked.method {
         Method::Get | Method::Head if asked.path == b"/" => page::front(asked),
         Method::Get | Method::Head => look(asked.path, process),
-        // It changes nothing: it is a look that needs more room than a target has.
-        Method::Post if asked.path == b"/-/explain" => explained(asked.body, process),
+        Method::Post if asked.path == EXPLAIN.as_bytes() => explained(asked, process),
         Method::Post => actions::answer(asked, process).await,
-        _ => Answer::text("405 Method Not Allowed", ""),
+        _ => not_allowed(asked.path),
     }
 }
 
-/// What would become of the request in `body`.
-fn explained(body: &[u8], process: &Process) -> Answer {
-    let explained = serde_json::from_slice(body)
+/// It is for other methods.
+fn not_allowed(path: &[u8]) -> Answer {
+    let posts = actions::PATHS.iter().chain([&EXPLAIN]);
+    let (fields, words) = match posts.map(|post| post.as_bytes()).find(|post| *post == path) {
+        Some(b"/-/log-level") => ("Allow: GET, HEAD, POST\r\n", "GET, HEAD and POST"),
+        Some(_) => ("Allow: POST\r\n", "POST"),
+        None => ("Allow: GET, HEAD\r\n", "GET and HEAD"),
+    };
+    Answer { fields, ..Answer::text("405 Method Not Allowed", format!("this is for {words}\n")) }
+}
+
+/// What would become of the request in the body.
+fn explained(asked: &Asked<'_>, process: &Process) -> Answer {
+    if let Err(refused) = actions::may_ask(asked) {
+        return refused;
+    }
+    let explained = serde_json::from_slice(asked.body)
         .map_err(|e| e.to_string())
         .and_then(|asked| explain(&process.snapshot(), Some(process), &asked));
     match explained {
@@ -41,23 +57,23 @@ fn look(path: &[u8], process: &Process) -> Answer {
             Answer::new("200 OK", content_type, metrics::render(process))
         }
         b"/-/healthz" => Answer::text("200 OK", "ok\n"),
-        b"/-/ready" if process.is_ready() => Answer::text("200 OK", "ready\n"),
         b"/-/version" => Answer::text("200 OK", concat!("l7rp ", env!("CARGO_PKG_VERSION"), "\n")),
         b"/-/plan" => {
             Answer::new("200 OK", JSON, format!("{}\n", config::view(&process.snapshot().plan)))
         }
         b"/livez" => Answer::text("204 No Content", ""),
-        b"/readyz" if process.is_ready() => Answer::text("204 No Content", ""),
-        b"/-/ready" | b"/readyz" => Answer::text("503 Service Unavailable", "no backend ready\n"),
+        b"/-/ready" | b"/readyz" => match process.why_unready() {
+            Some(why) => Answer::text("503 Service Unavailable", why.line()),
+            None if path == b"/readyz" => Answer::text("204 No Content", ""),
+            None => Answer::text("200 OK", "ready\n"),
+        },
         b"/-/log-level" => actions::show_log_level(process),
         b"/status" => Answer::json(&Status::of(process)),
         b"/-/status.schema.json" => Answer::json(&status::schema()),
         b"/-/page.js" => page::script(),
         b"/-/page.css" => page::style(),
-        _ if actions::PATHS.iter().any(|known| known.as_bytes() == path) => {
-            let answer = Answer::text("405 Method Not Allowed", "this is for POST\n");
-            Answer { fields: "Allow: POST\r\n", ..answer }
-        }
+        b"/-/explain" => not_allowed(path),
+        _ if actions::PATHS.iter().any(|known| known.as_bytes() == path) => not_allowed(path),
         _ => Answer::text("404 Not Found", "not found\n"),
     }
 }

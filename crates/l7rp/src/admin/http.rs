@@ -35,9 +35,15 @@ pub(super) struct Asked<'a> {
 }
 
 impl Asked<'_> {
-    /// The value of the field with this name, in lower case: the first one.
+    /// The value of the field with this name: the first one.
     pub(super) fn field(&self, name: &str) -> Option<&[u8]> {
         head::value(&self.head.fields, self.buf, name)
+    }
+
+    /// Whether there is more than one field with this name.
+    pub(super) fn repeats(&self, name: &str) -> bool {
+        let names = self.head.fields.iter().map(|field| field.name.of(self.buf));
+        names.filter(|one| one.eq_ignore_ascii_case(name.as_bytes())).count() > 1
     }
 
     /// The Host field.
@@ -87,7 +93,9 @@ impl Answer {
             505 => "505 HTTP Version Not Supported",
             _ => "400 Bad Request",
         };
-        Self::text(status, format!("{}: {}\n", m.text, m.reason))
+        // Of what it is asked for nothing is known yet.
+        let fields = if m.status == 405 { "Allow: GET, HEAD, POST\r\n" } else { "" };
+        Self { fields, ..Self::text(status, format!("{}: {}\n", m.text, m.reason)) }
     }
 }
 

@@ -85,7 +85,7 @@ const errors = (route) => route.by_class["5xx"];
 function state() {
   if (now.draining) return ["▲ draining: it will end", "warn"];
   if (now.ready) return ["✔ ready", "good"];
-  return ["✘ not ready: no backend to send to", "bad"];
+  return [`✘ not ready: ${now.why_unready}`, "bad"];
 }
 
 function figures() {

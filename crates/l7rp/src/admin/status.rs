@@ -24,6 +24,8 @@ pub struct Status {
     pub uptime_ms: u64,
     /// Traffic should be sent here: what `/readyz` says.
     pub ready: bool,
+    /// Why it should not, in words; null: it should.
+    pub why_unready: Option<String>,
     /// It is about to end: connections end after their request.
     pub draining: bool,
     /// Threads that serve requests.
@@ -53,7 +55,7 @@ pub struct Status {
 /// The configuration in force, and what became of others.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 pub struct Config {
-    /// 1 at the start, and one more with each reload.
+    /// 1 at the start, and one more with each reload and each other weight of an upstream.
     pub generation: u64,
     /// When it was put in force: RFC 3339, UTC.
     pub taken: String,

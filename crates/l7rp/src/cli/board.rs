@@ -98,14 +98,17 @@ pub(super) fn lines(now: &Status, wish: Wish<'_>) -> Vec<Line> {
 
 fn headline(now: &Status) -> Vec<Line> {
     let state = match (now.draining, now.ready) {
-        (true, _) => ("draining", Tone::Warn),
-        (false, true) => ("ready", Tone::Good),
-        (false, false) => ("not ready: no backend to send to", Tone::Bad),
+        (true, _) => ("draining".to_owned(), Tone::Warn),
+        (false, true) => ("ready".to_owned(), Tone::Good),
+        (false, false) => {
+            let why = now.why_unready.as_deref().unwrap_or("it does not say why");
+            (format!("not ready: {}", visible(why)), Tone::Bad)
+        }
     };
     let mut lines = vec![
         vec![
             (format!("l7rp {} ", visible(&now.version)), Tone::Head),
-            (state.0.to_owned(), state.1),
+            state,
             (
                 format!(
                     ", up {}, process {}, {} workers",

@@ -29,7 +29,7 @@ pub(super) fn run(asked: &arguments::Top) -> ExitCode {
         error("top needs a terminal to draw on; `l7rp status` prints the same once");
         return ExitCode::from(WRONG);
     }
-    let stopped = match Stop::install().and_then(watch) {
+    let stopped = match Stop::install_on_terminal().and_then(watch) {
         Ok(stopped) => stopped,
         Err(e) => return failed(&format!("cannot start: {e}")),
     };

@@ -5,6 +5,7 @@
 //! What a file does not say is not held against it: a default that another key makes pointless is
 //! nobody's mistake.
 
+mod admin;
 mod limits;
 mod pools;
 mod routes;
@@ -26,6 +27,7 @@ pub fn lint(plan: &Plan, tree: &Tree) -> Vec<Wrong> {
     pools::check(&mut lint);
     limits::check(&mut lint);
     timeouts::check(&mut lint);
+    admin::check(&mut lint);
     lint.found.sort_by(Wrong::in_file_order);
     lint.found
 }

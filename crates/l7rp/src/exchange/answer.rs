@@ -115,14 +115,15 @@ pub(super) async fn probe(
     space: &mut Workspace<'_>,
     probe: Probe,
 ) -> Result<Done, Failure> {
-    let good = match probe {
-        Probe::Alive => true,
-        Probe::Ready => x.worker.process.is_ready(),
+    let unready = match probe {
+        Probe::Alive => None,
+        Probe::Ready => x.worker.process.why_unready(),
     };
-    let answer = if good {
-        Answer { status: 204, fields: &[], content_type: "", body: "" }
-    } else {
-        Answer { status: 503, fields: &[], content_type: "text/plain", body: "no backend ready\n" }
+    let answer = match unready {
+        None => Answer { status: 204, fields: &[], content_type: "", body: "" },
+        Some(why) => {
+            Answer { status: 503, fields: &[], content_type: "text/plain", body: why.line() }
+        }
     };
     send(x, client, record, space, &answer).await
 }

@@ -115,9 +115,7 @@ fn request<'a>(x: &Exchange<'a>, upload: &Upload) -> Request<'a> {
     Request {
         method: head.method_text.of(x.incoming.buf),
         idempotent: head.method.is_idempotent(),
-        whole: upload.at_once(x.incoming.rest).is_some()
-            && head.upgrade.len == 0
-            && !head.expects_continue,
+        whole: upload.at_once(x.incoming.rest).is_some() && judge::may_race(head),
         grpc: x.is_call,
     }
 }

@@ -9,6 +9,7 @@ use ipnet::IpNet;
 use l7rp_core::failure::{Failure, Malformed};
 use l7rp_core::head;
 use l7rp_core::http1::Framing;
+use l7rp_core::http1::request::Request;
 use l7rp_core::names::Nanos;
 use l7rp_core::pick::key_of;
 use l7rp_core::route::{self, parse_host};
@@ -45,6 +46,12 @@ pub fn call(incoming: &Incoming<'_>) -> (bool, Option<Duration>) {
     // All calls take trailers, and hardly anything else does.
     let is_call = head.takes_trailers && grpc::is_call(buf, head);
     (is_call, is_call.then(|| grpc::timeout(buf, head)).flatten())
+}
+
+/// Whether a request can be sent twice at once as far as its head says: who asks for another
+/// protocol, or waits to be told to go on, is heard out by one.
+pub fn may_race(head: &Request) -> bool {
+    head.upgrade.len == 0 && !head.expects_continue
 }
 
 /// Refuses a host that the client's certificate is not for: which clients are let in was decided

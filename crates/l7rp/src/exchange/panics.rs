@@ -13,6 +13,7 @@ use crate::config::{Files, Source, parse};
 use crate::lifecycle::count_panics;
 use crate::observe::event::{Events, Level};
 use crate::observe::log::Log;
+use crate::orders::Desk;
 use crate::running::{self, Running};
 
 /// Panics if the request asks for it here.
@@ -38,7 +39,8 @@ fn start(origin: &Origin) -> Running {
     let source = Source { name: "test".into(), text };
     let loaded = parse(&source, "".as_ref(), Files::Ignore).unwrap();
     let events = Events::new(Log::start(std::io::sink()).unwrap(), Level::Error);
-    running::start(loaded.plan, &Arc::new(events), 1024, &mut Vec::new(), None).unwrap()
+    running::start(loaded.plan, &Arc::new(events), 1024, &mut Vec::new(), None, Desk::default())
+        .unwrap()
 }
 
 fn origin() -> Origin {

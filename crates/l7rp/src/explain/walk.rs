@@ -314,7 +314,7 @@ impl<'a> Walk<'a> {
                 let max = plan.max_attempts;
                 retry = format!("up to {max} tries, on {}", statuses.join(", "));
             }
-            if rules.may_hedge(method) {
+            if rules.may_hedge(method) && judge::may_race(self.incoming.head) {
                 let fixed = show_duration(plan.hedge_after);
                 let percentile = plan.hedge_after_percentile;
                 hedge = match (percentile > 0.0, plan.hedge_after.is_zero()) {

@@ -1,5 +1,5 @@
-//! Another weight of one upstream: the plan in force is put in force once more, with that. The
-//! next reload brings the file's weights back.
+//! Another weight of one upstream: the plan in force is put in force once more, with that, and
+//! nothing is read for it. The next reload brings the file's weights back.
 
 use super::{Service, serving};
 use crate::observe::event::{BY_ADMIN, Event};
@@ -26,7 +26,7 @@ impl Service {
         if from == *weight {
             return Ok(Weighed { from, generation: process.generation() });
         }
-        let done = self.running.reload(plan).map_err(|e| e.to_string())?;
+        let generation = self.running.amend(plan);
         self.manager.ready(&serving(&self.running));
         self.events.emit(&Event::UpstreamWeightChanged {
             pool: pool.clone(),
@@ -35,8 +35,8 @@ impl Service {
             to: *weight,
             why: BY_ADMIN,
             by,
-            generation: done.generation,
+            generation,
         });
-        Ok(Weighed { from, generation: done.generation })
+        Ok(Weighed { from, generation })
     }
 }

@@ -121,6 +121,16 @@ impl Running {
         Ok(Reloaded { before: old, in_force, workers_stay, generation, going, leaving, closed })
     }
 
+    /// Puts `plan` in force, which needs nothing that the one in force does not: nothing is opened
+    /// or read, and nothing can fail. The generation that is in force then.
+    pub fn amend(&mut self, plan: Plan) -> u64 {
+        let made = self.process.snapshot().made();
+        let new = self.process.prepare(plan, made);
+        self.process.put_in_force(new);
+        self.upkeep.keep(&self.process.snapshot().pools);
+        self.process.generation()
+    }
+
     /// Opens what `plan` needs and is not open. What was opened before a failure is given up.
     fn open_for(&mut self, plan: &Plan) -> Result<Opening, StartError> {
         let mut opening = Opening::default();

@@ -14,6 +14,7 @@ use super::backend::{self, Backend, Faults, Options};
 use crate::config::{self, Files, Source};
 use crate::observe::event::{Events, Level};
 use crate::observe::log::Log;
+use crate::orders::Desk;
 use crate::running::{self, Running};
 
 /// How long requests in flight may take when the demo ends; somebody waits at the keyboard.
@@ -81,9 +82,9 @@ pub fn start(wish: Wish, log: Log) -> Result<Demo, String> {
     // Without the access log, only what is worth attention may come between the lines.
     let least = if wish.access_log { Level::Info } else { Level::Warn };
     let events = Arc::new(Events::new(log, least));
+    let (files, none, desk) = (running::raise_open_files(), &mut Vec::new(), Desk::default());
     let running =
-        running::start(loaded.plan, &events, running::raise_open_files(), &mut Vec::new(), None)
-            .map_err(|e| e.to_string())?;
+        running::start(loaded.plan, &events, files, none, None, desk).map_err(|e| e.to_string())?;
     wait_until_ready(&running);
     let text = words(&running, wish, &backends, &source.text);
     Ok(Demo { running, _backends: backends, text })

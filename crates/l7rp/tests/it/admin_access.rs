@@ -73,8 +73,48 @@ fn without_a_token_this_machine_may_and_no_web_page() {
          Content-Length: 2\r\n\r\n{{}}"
     );
     refused(&Client::connect(proxy.admin()).ask(form), 415, "application/json");
+    let empty = format!(
+        "POST /-/reload HTTP/1.1\r\nHost: {own}\r\n\
+         Content-Type: application/x-www-form-urlencoded\r\nContent-Length: 0\r\n\r\n"
+    );
+    refused(&Client::connect(proxy.admin()).ask(empty), 415, "application/json");
     // To look is free, for pages too.
     assert_eq!(proxy.ask_admin("/-/plan").status(), 200);
+}
+
+/// A POST that only looks asks for no token, but lets no page from elsewhere make work.
+#[test]
+fn no_web_page_from_elsewhere_has_something_explained() {
+    let origin = Origin::start(reply::name("x"));
+    let (_folder, proxy) = with_token(&origin);
+    let ask = |lines: &str| {
+        let asked = serde_json::json!({ "url": "http://a.test/" });
+        Client::connect(proxy.admin()).ask(post("proxy.example", "/-/explain", lines, &asked))
+    };
+    assert_eq!(ask("").status(), 200);
+    assert_eq!(ask("Origin: http://proxy.example\r\n").status(), 200);
+    for lines in ["Origin: http://evil.example\r\n", "Sec-Fetch-Site: cross-site\r\n"] {
+        refused(&ask(lines), 403, "same origin");
+    }
+    let twice = "Origin: http://proxy.example\r\nOrigin: http://evil.example\r\n";
+    refused(&ask(twice), 400, "at most once");
+}
+
+/// Which of two counts is a matter of opinion: somebody in between may have another.
+#[test]
+fn what_decides_is_said_once() {
+    let origin = Origin::start(reply::name("x"));
+    let (_folder, proxy) = with_token(&origin);
+    let shown = format!("Authorization: Bearer {SECRET}\r\n");
+    assert_eq!(over_tcp(&proxy, "a", &shown).status(), 200);
+    for twice in [
+        "authorization: Bearer another-one-altogether\r\n",
+        "Origin: http://a\r\nOrigin: http://evil.example\r\n",
+        "Sec-Fetch-Site: none\r\nSec-Fetch-Site: cross-site\r\n",
+        "Content-Type: text/plain\r\n",
+    ] {
+        refused(&over_tcp(&proxy, "a", &format!("{shown}{twice}")), 400, "at most once");
+    }
 }
 
 #[test]
@@ -160,7 +200,10 @@ fn a_reload_brings_another_token_or_refuses_one_that_is_none() {
     assert_eq!(status(SECRET), 200);
     write_token(&path, "another-secret-altogether");
     assert_eq!(status(SECRET), 200, "it is read at the start and by a reload");
-    assert_eq!(proxy.hang_up()["event"], "config_reloaded");
+    let told = proxy.hang_up();
+    assert_eq!(told["event"], "config_reloaded");
+    assert_eq!(told["settings"], serde_json::json!(["admin.token_file"]), "{told}");
+    assert_eq!(proxy.hang_up()["settings"], serde_json::json!([]), "nothing is new");
     assert_eq!((status(SECRET), status("another-secret-altogether")), (403, 200));
     for (token, mode, says) in [
         ("short", 0o600, "at least 16 characters"),

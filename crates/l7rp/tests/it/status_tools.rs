@@ -158,15 +158,15 @@ fn top_shows_it_live_and_gives_the_terminal_back() {
     const LEAVE: &str = "\u{1b}[?1049l";
     let origin = Origin::start(reply::name("x"));
     let (_proxy, admin) = busy(&origin);
-    for how in ["q", "\u{3}", "\u{1b}", "signal"] {
+    for how in ["q", "\u{3}", "\u{1b}", "-TERM", "-HUP", "-QUIT"] {
         let mut top = OnTerminal::start(&format!("{PROGRAM} top --interval 100ms --admin {admin}"));
         let shown = |what: &str| within(SOON, || top.seen().contains(what).then_some(()));
         for what in [ENTER, "UPSTREAM", "http://nobody.invalid", "out: name not resolved"] {
             assert!(shown(what).is_some(), "{what} is not in {:?}", top.seen());
         }
         match how {
-            "signal" => {
-                let sent = Command::new("kill").args(["-TERM", &top.inner()]).status();
+            "-TERM" | "-HUP" | "-QUIT" => {
+                let sent = Command::new("kill").args([how, &top.inner()]).status();
                 assert!(sent.expect("it runs").success());
             }
             key => top.press(key.as_bytes()),

@@ -23,12 +23,14 @@ pub(super) fn status(process: &Process) -> Status {
     let (now, wall) = (process.clock.now(), wall_ms());
     let snapshot = process.snapshot();
     let going = Going::on(process);
+    let unready = process.why_unready();
     Status {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         pid: std::process::id(),
         time: timestamp(wall),
         uptime_ms: now.since(Nanos(0)).as_millis() as u64,
-        ready: process.is_ready(),
+        ready: unready.is_none(),
+        why_unready: unready.map(|why| why.words().to_owned()),
         draining: process.is_draining(),
         workers: process.workers as u64,
         in_flight: process.slots.used().into(),
@@ -37,22 +39,18 @@ pub(super) fn status(process: &Process) -> Status {
         tunnels: going.tunnels,
         log_lines_dropped: process.events.log().dropped(),
         panics: process.panics.all().values().sum(),
-        config: config(process),
+        config: config(process, &snapshot),
         listeners: snapshot.listeners.iter().map(|one| listener(one, wall)).collect(),
         routes: snapshot.routes.iter().map(|one| route(one, &snapshot)).collect(),
         pools: snapshot.pools.iter().map(|one| pool(one, now)).collect(),
     }
 }
 
-fn config(process: &Process) -> Config {
+fn config(process: &Process, snapshot: &Snapshot) -> Config {
     let reloads = &process.reloads;
-    let taken = match reloads.last_success_ms.load(Relaxed) {
-        0 => process.started_ms,
-        at => at,
-    };
     Config {
-        generation: process.generation(),
-        taken: timestamp(taken),
+        generation: snapshot.generation,
+        taken: timestamp(snapshot.taken_ms),
         reloads: reloads.ok.get(),
         rejected: reloads.rejected.get(),
         last_rejected: reloads.last_failed.load(Relaxed),

@@ -6,7 +6,7 @@
 
 use super::{Lint, at};
 use crate::config::file::KeyPath;
-use crate::config::plan::{Pool, Retry, Route};
+use crate::config::plan::{Listener, Pool, Retry, Route};
 
 const RULE: &str = "unreached-limit";
 
@@ -19,6 +19,7 @@ pub(super) fn check(lint: &mut Lint<'_>) {
             let at = at("listeners", index).key("max_in_flight");
             outer(lint, &at, listener.max_in_flight, "the process", process);
         }
+        target(lint, index, listener);
     }
     let limits = lint.plan.listeners.iter().map(|listener| listener.max_in_flight);
     if !any && let Some(sum) = sum(limits).filter(|sum| process > 0 && *sum < process.into()) {
@@ -86,6 +87,18 @@ fn inner(lint: &mut Lint<'_>, at: &KeyPath, limit: u32, who: &str, sum: u64) {
         "`max_in_flight` {limit} is never reached: {who} together take no more than {sum} at once"
     );
     lint.tell(RULE, at, &message, "make it lower, or leave it out");
+}
+
+/// A bound for targets that only a head could have which is refused for its own length.
+fn target(lint: &mut Lint<'_>, index: usize, listener: &Listener) {
+    let at = at("listeners", index).key("limits").key("max_target_bytes");
+    let (target, head) = (listener.limits.max_target_bytes, listener.timeouts.max_header_bytes);
+    if lint.written(&at) && target >= head {
+        let message = format!(
+            "`max_target_bytes` {target} is never reached: a head, with the target in it, has {head} octets at most"
+        );
+        lint.tell(RULE, &at, &message, "make it less than `timeouts.max_header_bytes`");
+    }
 }
 
 /// A bound for the copy of a body that no body can come to.

@@ -1,5 +1,7 @@
 //! Retries and hedging that never come to pass.
 
+use std::time::Duration;
+
 use super::{Lint, at, listed};
 use crate::config::file::{KeyPath, show_duration};
 use crate::config::plan::{Retry, Route};
@@ -84,15 +86,37 @@ fn hedges(lint: &mut Lint<'_>, route: &Route, retry: &Retry, at: &KeyPath) {
             format!("there is never a hedge: the pool `{}` has no other upstream", pool.name);
         lint.tell(RULE, &at.key(key), &message, "a hedge goes to another upstream: add one");
     }
-    let (after, total) = (retry.hedge_after, route.total_timeout);
-    if retry.hedge_after_percentile == 0.0 && !total.is_zero() && after >= total {
+    if retry.hedge_after_percentile == 0.0 {
+        late(lint, route, retry.hedge_after, &at.key("hedge_after"));
+    }
+}
+
+/// A hedge whose time has not come when there is nothing left to hedge.
+fn late(lint: &mut Lint<'_>, route: &Route, after: Duration, at: &KeyPath) {
+    const RULE: &str = "never-hedged";
+    let total = route.total_timeout;
+    if !total.is_zero() && after >= total {
         let message = format!(
             "there is never a hedge: `hedge_after` ({}) is not over before `timeouts.total` ({})",
             show_duration(after),
             show_duration(total)
         );
         let help = "make it much shorter than `timeouts.total`";
-        lint.tell(RULE, &at.key("hedge_after"), &message, help);
+        lint.tell(RULE, at, &message, help);
+        return;
+    }
+    let Some(pool) = lint.pool_of(route) else { return };
+    // A connection that is lost right before the end is replaced once.
+    let first = (pool.connect_timeout + pool.response_header_timeout) * 2;
+    if after >= first {
+        let message = format!(
+            "there is never a hedge: `hedge_after` ({}) is not over before the first try is, by `connect_timeout` ({}) and `response_header_timeout` ({}) of the pool `{}`",
+            show_duration(after),
+            show_duration(pool.connect_timeout),
+            show_duration(pool.response_header_timeout),
+            pool.name
+        );
+        lint.tell(RULE, at, &message, "make it much shorter than these");
     }
 }
 

@@ -1,6 +1,6 @@
 //! Limits and times.
 
-use super::{With, and_listener, clean, found, pool, upstreams};
+use super::{With, and_listener, clean, found, listener, pool, rest, upstreams};
 
 const PROCESS: &str = "limits: { max_in_flight: 10 }\n";
 
@@ -67,6 +67,24 @@ fn limits_of_pools_that_are_never_reached() {
 }
 
 #[test]
+fn targets_that_are_never_so_long() {
+    let lengths = |head: &str, target: &str| {
+        listener(&format!(
+            "timeouts: {{ max_header_bytes: {head} }}\nlimits: {{ max_target_bytes: {target} }}"
+        ))
+    };
+    found(&[(
+        lengths("4096", "4096"),
+        "5:33 listeners[0].limits.max_target_bytes: `max_target_bytes` 4096 is never reached: a head, with the target in it, has 4096 octets at most [unreached-limit]",
+    )]);
+    clean(&[
+        lengths("4096", "4095"),
+        // The other one is a default.
+        listener("timeouts: { max_header_bytes: 4096 }"),
+    ]);
+}
+
+#[test]
 fn copies_of_bodies_that_are_never_so_long() {
     let kept = |route: &str, listener: &str| {
         let route = format!("{route}\nmiddleware: [{{ retry: {{ max_replayable_body: 2KiB }} }}]");
@@ -90,6 +108,26 @@ fn copies_of_bodies_that_are_never_so_long() {
             &kept("", "limits: { max_body_bytes: 1KiB }"),
             "name: other, bind: '127.0.0.1:8081'",
         ),
+    ]);
+}
+
+#[test]
+fn tokens_that_nobody_is_asked_for() {
+    let admin = |keys: &str| rest(&format!("admin: {{ {keys} }}\n"));
+    found(&[
+        (
+            admin("bind: 'unix:/run/a.sock', token_file: t"),
+            "10:48 admin.token_file: nobody is asked for the token: who comes over a Unix-domain socket is let in by its permissions [unused-key]",
+        ),
+        (
+            admin("bind: '', token_file: t"),
+            "10:32 admin.token_file: nobody is asked for the token: nothing listens at `admin.bind` [unused-key]",
+        ),
+    ]);
+    clean(&[
+        admin("bind: '127.0.0.1:9090', token_file: t"),
+        admin("token_file: t"),
+        admin("bind: 'unix:/run/a.sock'"),
     ]);
 }
 

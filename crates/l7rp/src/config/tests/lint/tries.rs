@@ -78,6 +78,11 @@ fn pools_that_have_nothing_for_them() {
 #[test]
 fn hedges_that_are_never_made() {
     let alone = |keys: &str| route(&format!("middleware: [{{ retry: {{ {keys} }} }}]"));
+    let slow = |after: &str| {
+        let route = format!("middleware: [{{ retry: {{ hedge_after: {after} }} }}]");
+        let pool = "connect_timeout: 1s\nresponse_header_timeout: 2s";
+        two(&With { pool, route: &route, ..With::default() }.text())
+    };
     found(&[
         (
             retry("hedgeable: [GET]", ""),
@@ -100,6 +105,10 @@ fn hedges_that_are_never_made() {
             "10:42 routes[0].middleware[0].retry.hedge_after: there is never a hedge: `hedge_after` (1s) is not over before `timeouts.total` (1s) [never-hedged]",
         ),
         (
+            slow("6s"),
+            "12:42 routes[0].middleware[0].retry.hedge_after: there is never a hedge: `hedge_after` (6s) is not over before the first try is, by `connect_timeout` (1s) and `response_header_timeout` (2s) of the pool `backend` [never-hedged]",
+        ),
+        (
             alone("hedge_after: 1s"),
             "10:42 routes[0].middleware[0].retry.hedge_after: there is never a hedge: the pool `backend` has no other upstream [never-hedged]",
         ),
@@ -109,6 +118,8 @@ fn hedges_that_are_never_made() {
         ),
     ]);
     clean(&[
+        slow("5999ms"),
+        slow("6s, hedge_after_percentile: 95"),
         retry("hedgeable: []", ""),
         retry("hedge_after: 1s", "methods: [GET]"),
         retry("hedge_after: 1s, hedgeable: [GET, HEAD]", "methods: [GET]"),
