@@ -1,6 +1,7 @@
 //! A running proxy: its threads and sockets, and how they are started and stopped. `reload`
 //! puts another plan in force.
 
+mod readiness;
 mod reload;
 
 use std::fmt;
@@ -29,6 +30,7 @@ use crate::tls::{Material, MaterialError, Resumption};
 use crate::upstream::pool::Pool;
 use crate::upstream::upkeep::Upkeep;
 
+use readiness::Readiness;
 pub use reload::Reloaded;
 
 /// How long a start or a reload waits until names of new upstreams have addresses, and pools
@@ -36,8 +38,6 @@ pub use reload::Reloaded;
 const FIRST_ANSWERS: Duration = Duration::from_secs(1);
 /// How long a process that takes over waits until what worked before works with it.
 const READY_WITHIN: Duration = Duration::from_secs(30);
-/// How often it is looked at whether traffic should be sent here.
-const READINESS_EVERY: Duration = Duration::from_millis(250);
 /// How long the last spans may take.
 const LAST_SPANS: Duration = Duration::from_secs(1);
 /// The name of the admin endpoints' socket.
@@ -128,6 +128,7 @@ pub struct Running {
     /// Sockets that a service manager has handed to the process, and that nothing uses.
     spare: Vec<Given>,
     admin: Option<AdminDoor>,
+    readiness: Arc<Readiness>,
 }
 
 /// A worker's thread, and how it is told something.
@@ -207,6 +208,7 @@ pub fn start(
     let mut upkeep = Upkeep::new(runtime.clone(), clock, events);
     upkeep.keep(&process.snapshot().pools);
     let last_door = doors.len() as u64;
+    let readiness = Readiness::new(process.clone());
     let mut running = Running {
         process,
         phase,
@@ -223,6 +225,7 @@ pub fn start(
         closing: Vec::new(),
         spare: Vec::new(),
         admin: None,
+        readiness,
     };
     if ready.is_none() {
         running.admin = admin.take().map(|socket| running.serve_admin(socket));
@@ -246,24 +249,6 @@ pub fn start(
     running.keep_certificates();
     running.announce(max_open_files);
     Ok(running)
-}
-
-/// Tells whenever it changes whether traffic should be sent here.
-async fn tell_readiness(process: Arc<Process>) {
-    let mut before = process.why_unready();
-    let word = |why: Option<&str>| if why.is_none() { "ready" } else { "unready" };
-    loop {
-        tokio::time::sleep(READINESS_EVERY).await;
-        let now = process.why_unready();
-        if now.is_some() != before.is_some() {
-            process.events.emit(&Event::ReadinessChanged {
-                from: word(before),
-                to: word(now),
-                why: now.unwrap_or("an upstream can be chosen"),
-            });
-            before = now;
-        }
-    }
 }
 
 /// What makes spans, if `plan` wants any.
@@ -516,12 +501,14 @@ impl Running {
             pools: snapshot.pools.len(),
             max_open_files,
         });
-        self.spawn(tell_readiness(self.process.clone()));
+        self.readiness.begin();
+        self.spawn(self.readiness.clone().watch());
     }
 
     /// Says that no more traffic should be sent here.
     pub fn leave(&self) {
         self.process.leave();
+        self.readiness.look();
     }
 
     /// Begins to drain: accepting ends, connections end after their request.
