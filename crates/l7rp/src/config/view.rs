@@ -32,11 +32,20 @@ pub fn view(plan: &Plan) -> Value {
         drain: Drain { delay, timeout },
         workers,
         access_log,
-        tracing:
-            traced @ Tracing { endpoint, ratio: _, follows_parent, insecure, ca_file, identity },
+        tracing: traced,
         by_flags,
         probes_on_data,
     } = plan;
+    let Tracing {
+        endpoint,
+        ratio: _,
+        follows_parent,
+        insecure,
+        ca_file,
+        identity,
+        queue,
+        timeout: late,
+    } = traced;
     json!({
         "listeners": listeners.iter().map(listener).collect::<Vec<_>>(),
         "upstream_pools": pools.iter().map(pool).collect::<Vec<_>>(),
@@ -59,6 +68,8 @@ pub fn view(plan: &Plan) -> Value {
             "insecure": insecure,
             "ca_file": ca_file,
             "certificate_file": identity.as_ref().map(|(certificate, _)| certificate),
+            "max_queue_size": queue,
+            "timeout": time(*late),
         },
         "by_flags": by_flags,
         "probes_on_data": probes_on_data,

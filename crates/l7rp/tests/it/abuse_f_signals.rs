@@ -103,7 +103,6 @@ fn a_call_that_an_upstream_fails_is_no_plain_success() {
 
 /// An upstream gets a request twice, and the line does not know.
 #[test]
-#[ignore = "a known gap"]
 fn a_request_that_was_sent_twice_is_told_of_as_such() {
     let origin = Origin::start(|call| {
         if call.on_connection > 0 {
@@ -266,7 +265,6 @@ fn no_count_of_connections_goes_down() {
 
 /// How long it was waited for is what the line is for.
 #[test]
-#[ignore = "a known gap"]
 fn a_head_that_never_ended_has_taken_its_time() {
     let origin = Origin::start(reply::name("x"));
     let proxy = over(&[&origin]).listener("timeouts: { read_header: 500ms }").start();
@@ -295,7 +293,6 @@ fn what_is_refused_by_http2_is_named() {
 
 /// It was ready, and says so no more.
 #[test]
-#[ignore = "a known gap"]
 fn a_process_that_ends_quickly_tells_that_it_is_not_ready() {
     let origin = Origin::start(reply::name("x"));
     let mut proxy = over(&[&origin]).start();
