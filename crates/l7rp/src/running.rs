@@ -6,6 +6,7 @@ mod reload;
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -204,6 +205,7 @@ pub fn start(
     let made =
         Made { doors: doors.iter().map(|opened| vec![opened.door.id]).collect(), tls, tracer };
     let process = Arc::new(Process::new(clock, events, count, max_open_files, plan, made));
+    process.took_over.store(ready.is_some(), Relaxed);
     let (workers, ended) = start_workers(&process, &phases)?;
     let mut upkeep = Upkeep::new(runtime.clone(), clock, events);
     upkeep.keep(&process.snapshot().pools);

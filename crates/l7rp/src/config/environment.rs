@@ -215,6 +215,35 @@ mod tests {
     }
 
     #[test]
+    fn what_is_wrong_is_told_by_its_own_name() {
+        for (name, value, told) in [
+            ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/json", "`http/json` is not spoken here"),
+            ("OTEL_EXPORTER_OTLP_PROTOCOL", "x", "`x` is not spoken here"),
+            ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "soon", "`soon` is no number"),
+            ("OTEL_BSP_MAX_QUEUE_SIZE", "0", "`0` is no number from 1"),
+            ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "otel:4317", "`otel:4317` is no http://"),
+            ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://u:secret@otel", "is no http://"),
+            ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://otel/secret", "is no http://"),
+        ] {
+            let (tracing, wrong) = filled(Tracing::default(), &[HERE, (name, value)]);
+            assert_eq!(wrong.len(), 1, "{wrong:?}");
+            assert!(wrong[0].starts_with(name) && wrong[0].contains(told), "{wrong:?}");
+            assert!(!wrong[0].contains("secret"), "{wrong:?}");
+            assert_eq!((tracing.queue, tracing.timeout), (2048, Duration::from_secs(10)));
+        }
+    }
+
+    #[test]
+    fn how_much_waits_and_how_long() {
+        let generic = ("OTEL_EXPORTER_OTLP_TIMEOUT", "1");
+        let own = ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "300");
+        let queue = ("OTEL_BSP_MAX_QUEUE_SIZE", "16");
+        let (tracing, wrong) = filled(Tracing::default(), &[HERE, generic, own, queue]);
+        assert!(wrong.is_empty(), "{wrong:?}");
+        assert_eq!((tracing.queue, tracing.timeout), (16, Duration::from_millis(300)));
+    }
+
+    #[test]
     fn files_of_tls() {
         let (tracing, _) = filled(
             Tracing::default(),

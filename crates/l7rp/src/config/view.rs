@@ -36,6 +36,7 @@ pub fn view(plan: &Plan) -> Value {
         by_flags,
         probes_on_data,
     } = plan;
+    // The last two are never the file's.
     let Tracing {
         endpoint,
         ratio: _,
@@ -43,8 +44,8 @@ pub fn view(plan: &Plan) -> Value {
         insecure,
         ca_file,
         identity,
-        queue,
-        timeout: late,
+        queue: _,
+        timeout: _,
     } = traced;
     json!({
         "listeners": listeners.iter().map(listener).collect::<Vec<_>>(),
@@ -68,8 +69,6 @@ pub fn view(plan: &Plan) -> Value {
             "insecure": insecure,
             "ca_file": ca_file,
             "certificate_file": identity.as_ref().map(|(certificate, _)| certificate),
-            "max_queue_size": queue,
-            "timeout": time(*late),
         },
         "by_flags": by_flags,
         "probes_on_data": probes_on_data,

@@ -41,7 +41,7 @@ fn failed(out: &mut Vec<u8>, record: &Record<'_>, answered: bool) {
         let is_given = answered && record.used().is_some_and(|used| ptr::eq(used, one));
         let mut digits = itoa::Buffer::new();
         let word = match one.ended {
-            _ if is_given || one.is_stale => continue,
+            _ if is_given || one.is_repeated => continue,
             Some((End::Answered(status), _)) => digits.format(status),
             Some((End::Failed(failure), _)) => failure.meaning().reason,
             // It has lost to the one that the answer is from.

@@ -163,21 +163,22 @@ impl<'a> Record<'a> {
             ended: None,
             link: None,
             is_hedge,
-            is_stale: false,
+            is_repeated: false,
             span,
         });
         span
     }
 
-    /// The connection of the try at `place` was closed under it, and the request is sent again at
-    /// once: a try of its own for whoever reads of it, and for nobody who counts them. Its span.
+    /// The try at `place` has met a connection that was as good as closed, and the request is sent
+    /// again at once: a try of its own for whoever reads of it, and for nobody who counts them. Its
+    /// span.
     #[cold]
     pub(super) fn begins_anew(&mut self, place: &mut Place<'_>, fault: Fault, now: Nanos) -> u64 {
         let (span, number) = (self.span(), self.tries.len());
         let Some(one) = self.tries.get_mut(place.number) else { return span };
         let anew = Try { began: now, span, ..*one };
         one.ended = Some((End::Failed(fault.failure), now.since(one.began)));
-        (one.link, one.is_stale) = (fault.link, true);
+        (one.link, one.is_repeated) = (fault.link, true);
         self.tries.push(anew);
         self.repeats += 1;
         if self.used == place.number {

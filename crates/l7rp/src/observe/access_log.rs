@@ -212,8 +212,8 @@ fn explain(out: &mut Vec<u8>, e: &Entry<'_>) {
         if one.is_hedge {
             flag(out, key!("hedge"), true);
         }
-        if one.is_stale {
-            flag(out, key!("stale"), true);
+        if one.is_repeated {
+            flag(out, key!("repeated"), true);
         }
     });
     list(out, key!("not_tried"), e.refused, |out, one| {
@@ -340,7 +340,7 @@ mod tests {
         ended: Some((End::Answered(200), Duration::from_millis(5))),
         link: Some(Link { reused: true, age: Duration::from_micros(1500) }),
         is_hedge: false,
-        is_stale: false,
+        is_repeated: false,
         span: 0,
     };
 
@@ -399,7 +399,7 @@ mod tests {
         let failed = (End::Failed(Failure::ConnectRefused), Duration::from_micros(100));
         let tries = [
             Try { ended: Some(failed), link: None, ..TRY },
-            Try { ended: Some(failed), is_stale: true, ..TRY },
+            Try { ended: Some(failed), is_repeated: true, ..TRY },
             Try { ended: Some((End::Lost, Duration::from_millis(1))), is_hedge: true, ..TRY },
             Try { ended: None, link: None, ..TRY },
         ];
@@ -415,7 +415,7 @@ mod tests {
         let expected = "\"reason\":\"connect_refused\",\"tries\":[\
             {\"upstream\":\"http://127.0.0.1:9001\",\"error\":\"connect_refused\",\"ms\":0.100},\
             {\"upstream\":\"http://127.0.0.1:9001\",\"error\":\"connect_refused\",\"ms\":0.100,\
-            \"conn_reused\":true,\"conn_age_ms\":1.500,\"stale\":true},\
+            \"conn_reused\":true,\"conn_age_ms\":1.500,\"repeated\":true},\
             {\"upstream\":\"http://127.0.0.1:9001\",\"error\":\"lost_race\",\"ms\":1.000,\
             \"conn_reused\":true,\"conn_age_ms\":1.500,\"hedge\":true},\
             {\"upstream\":\"http://127.0.0.1:9001\",\"error\":\"not_ended\"}],\

@@ -431,7 +431,7 @@ fn of_request(told: &Entry<'_>, scheme: &'static str) -> Vec<KeyValue> {
 
 fn of_try(told: &Entry<'_>, one: &Try<'_>, number: usize, sent: &[u8]) -> Vec<KeyValue> {
     // What is sent again at no cost is no retry.
-    let counted = told.tries.iter().take(number).filter(|before| !before.is_stale).count();
+    let counted = told.tries.iter().take(number).filter(|before| !before.is_repeated).count();
     let mut all = Vec::with_capacity(12);
     method(&mut all, told.method);
     all.extend([
