@@ -106,6 +106,8 @@ impl Watched {
         };
         let mut wanted = self.wanted.clone();
         tokio::select! {
+            // First: at the end of the process its clock ends after the connection, and says so ill.
+            biased;
             result = self.inner.export(batch) => result,
             () = late => Err(OTelSdkError::Timeout(self.timeout)),
             _ = wanted.changed() => Err(OTelSdkError::Timeout(LAST_SPANS)),

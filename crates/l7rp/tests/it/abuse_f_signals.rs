@@ -121,6 +121,38 @@ fn a_request_that_was_sent_twice_is_told_of_as_such() {
     let line = proxy.logged_path("/second").to_string();
     let told = line.contains("stale") || line.matches("conn_reused\":true").count() > 0;
     assert!(told, "nothing tells of the connection that was closed under it: {line}");
+    let line = proxy.logged_path("/second");
+    assert_eq!((&line["attempts"], &line["tries"][0]["repeated"]), (&1.into(), &true.into()));
+    assert!(ms(&line, 0) >= 300.0 && ms(&line, 1) < 300.0, "each has its own time: {line}");
+    assert_eq!(line["tries"][1]["status"], 500, "{line}");
+}
+
+/// The second of two that race has met a connection that was closed under it, and has won then.
+#[test]
+fn the_second_of_a_race_that_was_sent_twice_is_told_of_as_such() {
+    let origins: [Origin; 2] = in_turn(|call, nth| match nth {
+        0 | 1 => say(call, 200, "", "before"),
+        2 => {
+            let_pass(Duration::from_millis(1500));
+            say(call, 200, "", "primary")
+        }
+        _ if call.on_connection > 0 => reply::close(call),
+        _ => say(call, 200, "", "hedge"),
+    });
+    let setup = retrying(&origins.each_ref(), "max_attempts: 2, hedge_after: 300ms");
+    let proxy = setup.pool("selector: { algorithm: round-robin }").one_worker().start();
+    for path in ["/one", "/two"] {
+        assert_eq!(proxy.get(path).text(), "before");
+    }
+    assert_eq!(proxy.get("/race").text(), "hedge");
+    let line = proxy.logged_path("/race");
+    assert_eq!((&line["attempts"], &line["hedged"]), (&2.into(), &true.into()), "{line}");
+    assert_eq!(line["tries"][0]["error"], "lost_race", "{line}");
+    assert_eq!(line["tries"][1]["error"], "upstream_closed", "{line}");
+    for (number, key) in [(1, "repeated"), (1, "conn_reused"), (1, "hedge"), (2, "hedge")] {
+        assert_eq!(line["tries"][number][key], true, "{line}");
+    }
+    assert_eq!((&line["tries"][2]["status"], &line["tries"][3]), (&200.into(), &Value::Null));
 }
 
 /// Behind an edge that names nobody, what an inner proxy has told the edge stays there.

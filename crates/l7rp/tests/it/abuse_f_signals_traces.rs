@@ -72,6 +72,17 @@ fn a_request_that_is_sent_again_has_another_parent() {
         .collect();
     assert_eq!(parents.len(), 2);
     assert_ne!(parents[0], parents[1], "two requests, one span");
+    let spans = collector.trace(TRACE, 3);
+    for (span, parent) in spans[1..].iter().zip(&parents) {
+        assert_eq!(span["span_id"].as_str(), parent.split('-').nth(2), "{spans:#?}");
+    }
+    assert_eq!(spans[1]["attributes"]["error.type"], "upstream_closed");
+    assert_eq!(spans[2]["attributes"]["http.request.resend_count"], 1);
+    // It was no retry.
+    assert_eq!(spans[2]["attributes"]["proxy.retry_attempt"], 0);
+    assert_eq!(spans[0]["attributes"]["proxy.retry_attempt"], 0);
+    let at = |span: usize, key: &str| spans[span][key].as_u64().expect("a time");
+    assert!(at(1, "end") <= at(2, "start") && at(2, "end") <= at(0, "end"), "{spans:#?}");
 }
 
 /// The first has answered before the second was asked.
