@@ -328,7 +328,8 @@ impl<'a> Record<'a> {
             self.worker.log(&entry);
         }
         if let Some((trace, tracer)) = traced {
-            tracer.request(&entry, &self.sent_path(path), trace, self.scheme, process.clock);
+            let end = self.arrived.plus(took);
+            tracer.request(&entry, &self.sent_path(path), trace, self.scheme, end);
         }
     }
 }

@@ -294,7 +294,8 @@ impl Tracer {
         }
     }
 
-    /// Makes and sends the spans of a request that has just ended. `sent`: the path that upstreams
+    /// Makes and sends the spans of a request that has just ended, `now`: its duration ends there,
+    /// and nothing that was done since is to come between its times. `sent`: the path that upstreams
     /// were asked for, behind that of their URL.
     pub fn request(
         &self,
@@ -302,9 +303,9 @@ impl Tracer {
         sent: &[u8],
         trace: Trace,
         scheme: &'static str,
-        clock: Clock,
+        now: Nanos,
     ) {
-        let (now, wall) = (clock.now(), clock::wall());
+        let wall = clock::wall();
         let at = |point: Nanos| wall.checked_sub(now.since(point)).unwrap_or(wall);
         for (number, one) in told.tries.iter().enumerate() {
             let took = one.ended.map_or_else(|| now.since(one.began), |(_, took)| took);

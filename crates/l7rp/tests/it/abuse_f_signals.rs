@@ -130,17 +130,17 @@ fn a_request_that_was_sent_twice_is_told_of_as_such() {
 /// The second of two that race has met a connection that was closed under it, and has won then.
 #[test]
 fn the_second_of_a_race_that_was_sent_twice_is_told_of_as_such() {
-    let origins: [Origin; 2] = in_turn(|call, nth| match nth {
-        0 | 1 => say(call, 200, "", "before"),
-        2 => {
+    let origins: [Origin; 2] = in_turn(|call, nth| match (call.request.target(), nth) {
+        ("/race", 0) => {
             let_pass(Duration::from_millis(1500));
             say(call, 200, "", "primary")
         }
-        _ if call.on_connection > 0 => reply::close(call),
-        _ => say(call, 200, "", "hedge"),
+        ("/race", _) if call.on_connection > 0 => reply::close(call),
+        ("/race", _) => say(call, 200, "", "hedge"),
+        _ => say(call, 200, "", "before"),
     });
     let setup = retrying(&origins.each_ref(), "max_attempts: 2, hedge_after: 300ms");
-    let proxy = setup.pool("selector: { algorithm: round-robin }").one_worker().start();
+    let proxy = setup.one_worker().start();
     for path in ["/one", "/two"] {
         assert_eq!(proxy.get(path).text(), "before");
     }
