@@ -12,6 +12,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use l7rp_core::names::Nanos;
+use rustix::pipe::fcntl_setpipe_size;
 use rustix::process::{Pid, kill_process};
 use tokio::sync::{mpsc, oneshot};
 
@@ -48,6 +49,8 @@ const READ_WITHIN: Duration = Duration::from_secs(30);
 const TOKEN_FILE: &str = "admin.token_file";
 /// How long the last log lines may take.
 const LAST_LINES: Duration = Duration::from_secs(1);
+/// Octets that a pipe may hold, where nobody has said otherwise (`fs.pipe-max-size`).
+const MOST_ROOM: usize = 1 << 20;
 
 /// Reads the configuration, as at the start.
 ///
@@ -97,7 +100,11 @@ pub fn serve(task: Task) -> ExitCode {
     let code = runtime.block_on(run(task, &events)).unwrap_or_else(|e| fail(&e));
     // A file that hangs must not hold the exit.
     runtime.shutdown_background();
-    log.finish(LAST_LINES);
+    // A reader that is late would find half a line at the end: with more room in the pipe, what is
+    // being written goes out as a whole. What cannot be given room was no pipe, or is left as it is.
+    if !log.finish(LAST_LINES) && fcntl_setpipe_size(std::io::stdout(), MOST_ROOM).is_ok() {
+        log.finish(LAST_LINES / 4);
+    }
     code
 }
 
@@ -376,7 +383,7 @@ impl Service {
             plan.delay = Duration::ZERO;
         } else {
             self.manager.stopping("draining");
-            self.manager.extend_timeout(plan.delay + plan.timeout + ORDERLY + LAST_LINES);
+            self.manager.extend_timeout(plan.delay + plan.timeout + ORDERLY + LAST_LINES * 2);
         }
         let began = process.clock.now();
         let before = Going::on(&process);

@@ -207,6 +207,8 @@ pub struct Process {
     pub making: Making,
     /// What CAs are answered that look at a challenge.
     pub tokens: Arc<Tokens>,
+    /// It has taken over from another one.
+    pub took_over: AtomicBool,
     max_open_files: u64,
     live: ArcSwap<Snapshot>,
     generation: AtomicU64,
@@ -249,6 +251,7 @@ impl Process {
             counts: (0..workers).map(|_| WorkerStats::default()).collect(),
             making,
             tokens: Arc::default(),
+            took_over: AtomicBool::new(false),
             max_open_files,
             live: ArcSwap::from_pointee(snapshot),
             generation: AtomicU64::new(1),

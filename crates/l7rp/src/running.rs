@@ -1,10 +1,12 @@
 //! A running proxy: its threads and sockets, and how they are started and stopped. `reload`
 //! puts another plan in force.
 
+mod readiness;
 mod reload;
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -19,7 +21,7 @@ use crate::clock::Clock;
 use crate::config::Places;
 use crate::config::plan::{Bind, Plan};
 use crate::handover::{Offer, Offered, label};
-use crate::live::{Made, Process, Unready};
+use crate::live::{Made, Process};
 use crate::observe::event::{Event, Events};
 use crate::observe::traces::Tracer;
 use crate::orders::Desk;
@@ -30,6 +32,7 @@ use crate::tls::{Material, MaterialError, Resumption};
 use crate::upstream::pool::Pool;
 use crate::upstream::upkeep::Upkeep;
 
+use readiness::Readiness;
 pub use reload::Reloaded;
 
 /// How long a start or a reload waits until names of new upstreams have addresses, and pools
@@ -37,8 +40,6 @@ pub use reload::Reloaded;
 const FIRST_ANSWERS: Duration = Duration::from_secs(1);
 /// How long a process that takes over waits until what worked before works with it.
 const READY_WITHIN: Duration = Duration::from_secs(30);
-/// How often it is looked at whether traffic should be sent here.
-const READINESS_EVERY: Duration = Duration::from_millis(250);
 /// How long the last spans may take.
 const LAST_SPANS: Duration = Duration::from_secs(1);
 /// The name of the admin endpoints' socket.
@@ -129,6 +130,7 @@ pub struct Running {
     /// Sockets that a service manager has handed to the process, and that nothing uses.
     spare: Vec<Given>,
     admin: Option<AdminDoor>,
+    readiness: Arc<Readiness>,
 }
 
 /// A worker's thread, and how it is told something.
@@ -207,11 +209,13 @@ pub fn start(
         Made { doors: doors.iter().map(|opened| vec![opened.door.id]).collect(), tls, tracer };
     let mut process = Process::new(clock, events, count, max_open_files, plan, made);
     process.desk = desk;
+    process.took_over.store(ready.is_some(), Relaxed);
     let process = Arc::new(process);
     let (workers, ended) = start_workers(&process, &phases)?;
     let mut upkeep = Upkeep::new(runtime.clone(), clock, events);
     upkeep.keep(&process.snapshot().pools);
     let last_door = doors.len() as u64;
+    let readiness = Readiness::new(process.clone());
     let mut running = Running {
         process,
         phase,
@@ -228,6 +232,7 @@ pub fn start(
         closing: Vec::new(),
         spare: Vec::new(),
         admin: None,
+        readiness,
     };
     if ready.is_none() {
         running.admin = admin.take().map(|socket| running.serve_admin(socket));
@@ -251,24 +256,6 @@ pub fn start(
     running.keep_certificates();
     running.announce(max_open_files);
     Ok(running)
-}
-
-/// Tells whenever it changes whether traffic should be sent here.
-async fn tell_readiness(process: Arc<Process>) {
-    let mut before = process.why_unready();
-    let word = |why: Option<Unready>| if why.is_none() { "ready" } else { "unready" };
-    loop {
-        tokio::time::sleep(READINESS_EVERY).await;
-        let now = process.why_unready();
-        if now.is_some() != before.is_some() {
-            process.events.emit(&Event::ReadinessChanged {
-                from: word(before),
-                to: word(now),
-                why: now.map_or("an upstream can be chosen", Unready::words),
-            });
-            before = now;
-        }
-    }
 }
 
 /// What makes spans, if `plan` wants any.
@@ -521,12 +508,14 @@ impl Running {
             pools: snapshot.pools.len(),
             max_open_files,
         });
-        self.spawn(tell_readiness(self.process.clone()));
+        self.readiness.begin();
+        self.spawn(self.readiness.clone().watch());
     }
 
     /// Says that no more traffic should be sent here.
     pub fn leave(&self) {
         self.process.leave();
+        self.readiness.look();
     }
 
     /// Begins to drain: accepting ends, connections end after their request.

@@ -1,7 +1,9 @@
 //! What the environment says of tracing, by the names that OpenTelemetry has given it: it fills in
 //! what neither the flags nor the file say. The rest of these names (`OTEL_SERVICE_NAME`,
-//! `OTEL_RESOURCE_ATTRIBUTES`, `OTEL_BSP_*` but for the queue, `OTEL_EXPORTER_OTLP_HEADERS`, `…_TIMEOUT`,
+//! `OTEL_RESOURCE_ATTRIBUTES`, `OTEL_BSP_*` but for the queue, `OTEL_EXPORTER_OTLP_HEADERS`,
 //! `…_COMPRESSION`) is read by its library.
+
+use std::time::Duration;
 
 use super::plan::Tracing;
 
@@ -15,6 +17,7 @@ pub fn fill_in(tracing: &mut Tracing, get: impl Fn(&str) -> Option<String>) -> V
         names.into_iter().find_map(|name| Some((get(&name)?, name)))
     };
     let of_traces = |name: &str| named(name).map(|(value, _)| value);
+    let is_number = |text: &str| text.parse::<u64>().ok().filter(|n| *n > 0);
     let mut wrong = Vec::new();
     let is_off = get("OTEL_SDK_DISABLED").is_some_and(|v| v.eq_ignore_ascii_case("true"))
         || get("OTEL_TRACES_EXPORTER").is_some_and(|v| v == "none");
@@ -30,21 +33,34 @@ pub fn fill_in(tracing: &mut Tracing, get: impl Fn(&str) -> Option<String>) -> V
                 tracing.endpoint = address;
                 tracing.insecure = insecure;
             }
-            // Its value is not told: it may have a password in it.
+            None if is_harmless(&endpoint) => {
+                wrong.push(format!("{name}: `{endpoint}` is no http://HOST:PORT of a collector"));
+            }
+            // There may be a password in it.
             None => wrong.push(format!("{name} is no http://HOST:PORT of a collector")),
         }
     }
     if tracing.endpoint.is_empty() {
         return wrong;
     }
-    if let Some(protocol) = of_traces("PROTOCOL").filter(|protocol| protocol != "grpc") {
-        wrong.push(format!(
-            "OTEL_EXPORTER_OTLP_PROTOCOL: `{}` is not spoken here, only `grpc`",
-            protocol.escape_debug()
-        ));
+    if let Some((protocol, name)) = named("PROTOCOL").filter(|(protocol, _)| protocol != "grpc") {
+        wrong
+            .push(format!("{name}: `{}` is not spoken here, only `grpc`", protocol.escape_debug()));
     }
     tracing.ca_file = of_traces("CERTIFICATE");
     tracing.identity = of_traces("CLIENT_CERTIFICATE").zip(of_traces("CLIENT_KEY"));
+    let queue =
+        get("OTEL_BSP_MAX_QUEUE_SIZE").map(|queue| (queue, "OTEL_BSP_MAX_QUEUE_SIZE".into()));
+    let timeout = named("TIMEOUT");
+    for (text, name) in queue.iter().chain(&timeout).filter(|(text, _)| is_number(text).is_none()) {
+        wrong.push(format!("{name}: `{}` is no number from 1", text.escape_debug()));
+    }
+    if let Some(queue) = queue.and_then(|(text, _)| is_number(&text)) {
+        tracing.queue = usize::try_from(queue).unwrap_or(usize::MAX);
+    }
+    if let Some(ms) = timeout.and_then(|(text, _)| is_number(&text)) {
+        tracing.timeout = Duration::from_millis(ms);
+    }
     // Somebody has said already.
     if tracing.ratio.is_none() {
         let (sampler, argument) = (get("OTEL_TRACES_SAMPLER"), get("OTEL_TRACES_SAMPLER_ARG"));
@@ -83,6 +99,12 @@ fn sample(tracing: &mut Tracing, sampler: Option<&str>, argument: Option<&str>) 
     tracing.ratio = Some(ratio);
     tracing.follows_parent = root.is_some();
     wrong
+}
+
+/// Whether it can only be a host and a port, and perhaps a scheme.
+fn is_harmless(endpoint: &str) -> bool {
+    let address = endpoint.split_once("://").map_or(endpoint, |(_, address)| address);
+    address.bytes().all(|b| b.is_ascii_alphanumeric() || b".-_:[]".contains(&b))
 }
 
 /// `http://host:port` or `https://host:port`, with or without a slash; the port may be absent.
@@ -190,6 +212,35 @@ mod tests {
             assert!(!wrong[0].contains('\n'));
             assert_eq!((tracing.follows_parent, tracing.sample_ratio()), (follows_parent, ratio));
         }
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_by_its_own_name() {
+        for (name, value, told) in [
+            ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/json", "`http/json` is not spoken here"),
+            ("OTEL_EXPORTER_OTLP_PROTOCOL", "x", "`x` is not spoken here"),
+            ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "soon", "`soon` is no number"),
+            ("OTEL_BSP_MAX_QUEUE_SIZE", "0", "`0` is no number from 1"),
+            ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "otel:4317", "`otel:4317` is no http://"),
+            ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://u:secret@otel", "is no http://"),
+            ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://otel/secret", "is no http://"),
+        ] {
+            let (tracing, wrong) = filled(Tracing::default(), &[HERE, (name, value)]);
+            assert_eq!(wrong.len(), 1, "{wrong:?}");
+            assert!(wrong[0].starts_with(name) && wrong[0].contains(told), "{wrong:?}");
+            assert!(!wrong[0].contains("secret"), "{wrong:?}");
+            assert_eq!((tracing.queue, tracing.timeout), (2048, Duration::from_secs(10)));
+        }
+    }
+
+    #[test]
+    fn how_much_waits_and_how_long() {
+        let generic = ("OTEL_EXPORTER_OTLP_TIMEOUT", "1");
+        let own = ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "300");
+        let queue = ("OTEL_BSP_MAX_QUEUE_SIZE", "16");
+        let (tracing, wrong) = filled(Tracing::default(), &[HERE, generic, own, queue]);
+        assert!(wrong.is_empty(), "{wrong:?}");
+        assert_eq!((tracing.queue, tracing.timeout), (16, Duration::from_millis(300)));
     }
 
     #[test]

@@ -545,6 +545,10 @@ pub struct Tracing {
     pub ca_file: Option<String>,
     /// Certificate and key that are shown to the collector.
     pub identity: Option<(String, String)>,
+    /// Spans that wait for it at most.
+    pub queue: usize,
+    /// How long it may take to take some.
+    pub timeout: Duration,
 }
 
 impl Tracing {
@@ -563,6 +567,8 @@ impl Default for Tracing {
             insecure: true,
             ca_file: None,
             identity: None,
+            queue: 2048,
+            timeout: Duration::from_secs(10),
         }
     }
 }

@@ -32,11 +32,21 @@ pub fn view(plan: &Plan) -> Value {
         drain: Drain { delay, timeout },
         workers,
         access_log,
-        tracing:
-            traced @ Tracing { endpoint, ratio: _, follows_parent, insecure, ca_file, identity },
+        tracing: traced,
         by_flags,
         probes_on_data,
     } = plan;
+    // The last two are never the file's.
+    let Tracing {
+        endpoint,
+        ratio: _,
+        follows_parent,
+        insecure,
+        ca_file,
+        identity,
+        queue: _,
+        timeout: _,
+    } = traced;
     json!({
         "listeners": listeners.iter().map(listener).collect::<Vec<_>>(),
         "upstream_pools": pools.iter().map(pool).collect::<Vec<_>>(),

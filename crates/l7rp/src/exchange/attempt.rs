@@ -1,5 +1,6 @@
 //! One try: a connection to one upstream, the request on its way, and the head of a response.
 
+use std::cell::RefCell;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
@@ -18,7 +19,7 @@ use l7rp_core::names::{Nanos, Status};
 use super::client::Client;
 use super::forwarded::Sender;
 use super::open::{Which, open};
-use super::record::RequestId;
+use super::record::{Record, RequestId};
 use super::upload::{Upload, Waits};
 use super::{Exchange, Workspace, judge};
 use crate::live::Route;
@@ -105,6 +106,7 @@ impl Attempt<'_, '_, '_> {
     /// is then in the workspace. `may_reuse`: on a pooled connection, if there is one.
     pub(super) async fn run(
         &mut self,
+        record: &RefCell<&mut Record<'_>>,
         place: &mut Place<'_>,
         upload: &mut Upload,
         plan: &Plan<'_>,
@@ -157,6 +159,8 @@ impl Attempt<'_, '_, '_> {
                         let excused = self.is_excused(failure, upload, took);
                         return Err(Fault { failure, link: Some(link), excused });
                     }
+                    let fault = Fault { failure, link: Some(link), excused: false };
+                    self.span = record.borrow_mut().begins_anew(place, fault, now);
                     (which, first) = (Which::again(failure), false);
                 }
             }

@@ -23,7 +23,7 @@ pub(super) fn of(record: &Record<'_>, client: &Client, failure: Option<Failure>)
     string(&mut text, "pool=", record.pool.map_or("", |pool| &pool.plan.name));
     string(&mut text, "upstream=", record.used().map_or("", |used| used.url));
     text.extend_from_slice(b"tries=");
-    text.extend_from_slice(itoa::Buffer::new().format(record.tries.len()).as_bytes());
+    text.extend_from_slice(itoa::Buffer::new().format(record.counted()).as_bytes());
     let hedged = record.tries.iter().any(|one| one.is_hedge);
     text.extend_from_slice(if hedged { b", hedge=?1" } else { b", hedge=?0" });
     if let Some(failure) = failure {
@@ -41,7 +41,7 @@ fn failed(out: &mut Vec<u8>, record: &Record<'_>, answered: bool) {
         let is_given = answered && record.used().is_some_and(|used| ptr::eq(used, one));
         let mut digits = itoa::Buffer::new();
         let word = match one.ended {
-            _ if is_given => continue,
+            _ if is_given || one.is_repeated => continue,
             Some((End::Answered(status), _)) => digits.format(status),
             Some((End::Failed(failure), _)) => failure.meaning().reason,
             // It has lost to the one that the answer is from.

@@ -1,5 +1,6 @@
 //! Tries: which upstream, and which after it, until there is an answer for the client.
 
+use std::cell::RefCell;
 use std::future::poll_fn;
 use std::task::Poll;
 
@@ -152,7 +153,7 @@ impl<'a> Tries<'_, '_, 'a> {
             // Once for each retry: one that is refused there does not go round and round.
             let anywhere = std::mem::take(&mut again);
             let place = self.take(anywhere, now).map_err(|none| self.nobody(last, none))?;
-            let before = self.record.tries.len();
+            let before = self.record.counted();
             let result = self.one(place, plan, upload).await;
             now = match &result {
                 Ok(given) => given.lap.came,
@@ -170,7 +171,7 @@ impl<'a> Tries<'_, '_, 'a> {
                 replayable: upload.is_kept(),
                 told: self.attempt.told,
                 draining: process.is_draining(),
-                tries: (self.record.tries.len() - before) as u32,
+                tries: (self.record.counted() - before) as u32,
             };
             let next = self.affordable(plan.after(outcome, now, situation, fastrand::u64(..)), now);
             if next == Next::Give && self.record.stop.is_none() {
@@ -260,7 +261,8 @@ impl<'a> Tries<'_, '_, 'a> {
         };
         self.attempt.quiet = hedge_at != Nanos::NEVER;
         let (mut place, ended) = if hedge_at == Nanos::NEVER {
-            let ended = self.attempt.run(&mut place, upload, plan, self.may_reuse).await;
+            let record = RefCell::new(&mut *self.record);
+            let ended = self.attempt.run(&record, &mut place, upload, plan, self.may_reuse).await;
             (place, ended)
         } else {
             let Self { attempt, record, key, tried, .. } = self;

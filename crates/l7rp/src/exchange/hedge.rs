@@ -2,7 +2,7 @@
 //! Barroso, "The Tail at Scale", CACM 2013). A good response wins at once; anything else waits
 //! for the other. The loser is given up, and nothing is held against it.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::rc::Rc;
@@ -54,12 +54,14 @@ pub(super) async fn race<'a>(
     tried: &mut Tried,
 ) -> (Place<'a>, Ended) {
     let second = Second::new(attempt, upload, key);
+    // Both write down what becomes of their connections.
+    let record = RefCell::new(record);
     let x = attempt.x;
     let clock = x.worker.process.clock;
     let ended = {
         let result = Cell::new(None);
         let future = pin!(async {
-            result.set(Some(attempt.run(&mut place, upload, plan, true).await));
+            result.set(Some(attempt.run(&record, &mut place, upload, plan, true).await));
             // It has the client: it hears of its leaving after its own end, too.
             poll_fn(|cx| attempt.client.poll_watch(cx, &x.worker.buffers)).await
         });
@@ -72,13 +74,14 @@ pub(super) async fn race<'a>(
                     Finish::First(ended, clock.now())
                 }
                 Some(mut other) => {
-                    let span = record.begins(&mut other, true);
+                    let span = record.borrow_mut().begins(&mut other, true);
                     second.stats().hedges.up();
-                    second.run(record, first, other, span).await
+                    second.run(&record, first, other, span).await
                 }
             },
         }
     };
+    let record = record.into_inner();
     let now = clock.now();
     let waited = now.since(place.began());
     match ended {
@@ -229,7 +232,7 @@ impl<'t, 'a> Second<'t, 'a> {
     /// Runs both to the end of the race.
     async fn run(
         &self,
-        record: &mut Record<'a>,
+        record: &RefCell<&mut Record<'a>>,
         mut first: First<'_, impl Future<Output = Failure>>,
         mut place: Place<'a>,
         span: u64,
@@ -240,7 +243,7 @@ impl<'t, 'a> Second<'t, 'a> {
         let mut first_ended = None;
         let mut second_ended = None;
         {
-            let mut second = pin!(self.exchange(&mut place, span));
+            let mut second = pin!(self.exchange(record, &mut place, span));
             let mut late = pin!(tokio::time::sleep_until(clock.instant(until)));
             poll_fn(|cx| {
                 if let Poll::Ready(ended) = first.poll(cx) {
@@ -269,7 +272,7 @@ impl<'t, 'a> Second<'t, 'a> {
             })
             .await;
         }
-        self.finish(record, first_ended, second_ended, place)
+        self.finish(&mut record.borrow_mut(), first_ended, second_ended, place)
     }
 
     fn wins(&self, status: u16) -> bool {
@@ -337,12 +340,17 @@ impl<'t, 'a> Second<'t, 'a> {
     }
 
     /// The second try: a connection, the request, the head of a response.
-    async fn exchange(&self, place: &mut Place<'_>, span: u64) -> SecondEnded {
+    async fn exchange(
+        &self,
+        record: &RefCell<&mut Record<'_>>,
+        place: &mut Place<'_>,
+        span: u64,
+    ) -> SecondEnded {
         let worker = self.x.worker;
         let clock = worker.process.clock;
         let upstream = place.upstream();
         let mut head = Vec::new();
-        let from = Origin {
+        let mut from = Origin {
             scheme: self.scheme,
             peer: &self.peer,
             client: &self.client,
@@ -350,11 +358,11 @@ impl<'t, 'a> Second<'t, 'a> {
             identity: self.identity.as_deref(),
             span,
         };
-        write_head(&mut head, self.x, self.pool, self.route, upstream, from, &self.id);
         let (mut which, mut first) = (Which::Pooled, true);
         loop {
             let (mut connection, reused) =
                 open(self.x, self.pool, upstream, self.deadline, which, clock.now()).await?;
+            write_head(&mut head, self.x, self.pool, self.route, upstream, from, &self.id);
             let began = clock.now();
             let link = Link { reused, age: began.since(connection.opened) };
             let mut buf = worker.buffers.small();
@@ -369,11 +377,13 @@ impl<'t, 'a> Second<'t, 'a> {
                 Err(failure) => {
                     let stale = buf.is_empty() && is_stale(failure, reused, first);
                     worker.buffers.give(buf);
+                    let fault = Fault { failure, link: Some(link), excused: false };
                     if !stale {
                         report(self.x, self.pool, upstream, failure, "");
-                        return Err(Fault { failure, link: Some(link), excused: false });
+                        return Err(fault);
                     }
                     // Only what may be done twice is hedged: it is asked anew.
+                    from.span = record.borrow_mut().begins_anew(place, fault, clock.now());
                     (which, first) = (Which::again(failure), false);
                 }
             }

@@ -13,7 +13,7 @@ use l7rp_core::trace::Trace;
 use smallvec::SmallVec;
 
 use super::attempt::Fault;
-use super::grpc;
+use super::{grpc, judge};
 use crate::live::{Listener, Route};
 use crate::observe::access_log::Entry;
 use crate::observe::stats::bad_reason_index;
@@ -71,6 +71,8 @@ pub struct Record<'a> {
     pub tries: SmallVec<[Try<'a>; 1]>,
     /// The one that counts: the current one, or whose response is used.
     used: usize,
+    /// How many of them were repeated at no cost.
+    repeats: usize,
     /// Who could not be chosen, when nobody could.
     pub refused: Vec<Refusal<'a>>,
     /// Why there was no other try, if that was a question.
@@ -124,6 +126,7 @@ impl<'a> Record<'a> {
             pool: None,
             tries: SmallVec::new(),
             used: 0,
+            repeats: 0,
             refused: Vec::new(),
             stop: None,
             trace: None,
@@ -145,10 +148,7 @@ impl<'a> Record<'a> {
     /// A try begins, which is the one that counts for now; its span, if it has one.
     pub fn begins(&mut self, place: &mut Place<'a>, is_hedge: bool) -> u64 {
         let upstream = place.upstream();
-        let is_sampled = self.trace.is_some_and(|trace| trace.is_sampled);
-        // One that is not recorded is the whole hop's.
-        let own = self.trace.map_or(0, |trace| trace.span);
-        let span = if is_sampled { fastrand::u64(1..) } else { own };
+        let span = self.span();
         place.number = self.tries.len();
         self.used = place.number;
         self.tries.push(Try {
@@ -159,9 +159,42 @@ impl<'a> Record<'a> {
             ended: None,
             link: None,
             is_hedge,
+            is_repeated: false,
             span,
         });
         span
+    }
+
+    /// The try at `place` has met a connection that was as good as closed, and the request is sent
+    /// again at once: a try of its own for whoever reads of it, and for nobody who counts them. Its
+    /// span.
+    #[cold]
+    pub(super) fn begins_anew(&mut self, place: &mut Place<'_>, fault: Fault, now: Nanos) -> u64 {
+        let (span, number) = (self.span(), self.tries.len());
+        let Some(one) = self.tries.get_mut(place.number) else { return span };
+        let anew = Try { began: now, span, ..*one };
+        one.ended = Some((End::Failed(fault.failure), now.since(one.began)));
+        (one.link, one.is_repeated) = (fault.link, true);
+        self.tries.push(anew);
+        self.repeats += 1;
+        if self.used == place.number {
+            self.used = number;
+        }
+        place.number = number;
+        span
+    }
+
+    /// The span of a try that begins.
+    fn span(&self) -> u64 {
+        let is_sampled = self.trace.is_some_and(|trace| trace.is_sampled);
+        // One that is not recorded is the whole hop's.
+        let own = self.trace.map_or(0, |trace| trace.span);
+        if is_sampled { fastrand::u64(1..) } else { own }
+    }
+
+    /// Tries without those that were repeated at no cost.
+    pub fn counted(&self) -> usize {
+        self.tries.len() - self.repeats
     }
 
     /// The head of a response has come to the try at `place`, and it counts.
@@ -183,6 +216,10 @@ impl<'a> Record<'a> {
     /// The try at `place` has ended. An answer that was kept has so already, in its own time.
     pub fn ends(&mut self, place: &Place<'a>, end: End, took: Duration) {
         if let Some(one) = self.tries.get_mut(place.number) {
+            // The place has been held since before a connection was closed under it.
+            let began = place.began();
+            let took =
+                if one.began == began { took } else { took.saturating_sub(one.began.since(began)) };
             let took = one.ended.map_or(took, |(_, took)| took);
             one.ended = Some((end, took));
         }
@@ -274,6 +311,7 @@ impl<'a> Record<'a> {
             client_identity: self.identity.as_deref().unwrap_or_default(),
             protocol,
             pool: self.pool.map_or("", |p| &p.plan.name),
+            attempts: self.counted(),
             tries: &self.tries,
             used: self.used(),
             refused: &self.refused,
@@ -286,7 +324,23 @@ impl<'a> Record<'a> {
             self.worker.log(&entry, ended);
         }
         if let Some((trace, tracer)) = traced {
-            tracer.request(&entry, trace, self.scheme, process.clock);
+            let end = self.arrived.plus(took);
+            tracer.request(&entry, &self.sent_path(path), trace, self.scheme, end);
+        }
+    }
+}
+
+impl Record<'_> {
+    /// What an upstream is asked for where the client has asked for `path`.
+    fn sent_path(&self, path: &[u8]) -> Vec<u8> {
+        match self.route {
+            // It has no path.
+            Some(_) if path == b"*" => Vec::new(),
+            Some(route) => {
+                let (added, slash, rest) = judge::rewritten(route, path);
+                [added, slash, rest].concat()
+            }
+            None => path.to_vec(),
         }
     }
 }

@@ -57,6 +57,8 @@ pub struct Entry<'a> {
     pub client_identity: &'a str,
     pub protocol: &'static str,
     pub pool: &'a str,
+    /// How many tries were made, without those that were repeated at no cost.
+    pub attempts: usize,
     /// All tries.
     pub tries: &'a [Try<'a>],
     /// The one that counts.
@@ -200,9 +202,11 @@ fn write_entry(out: &mut Vec<u8>, level: Level, e: &Entry<'_>) {
     text(out, key!("upstream"), e.used.map_or("", |used| used.url).as_bytes());
     text(out, key!("pool"), e.pool.as_bytes());
     match e.tries {
-        [only] if !only.is_hedge => out.extend_from_slice(b",\"attempts\":1,\"hedged\":false"),
+        [only] if !only.is_hedge && e.attempts == 1 => {
+            out.extend_from_slice(b",\"attempts\":1,\"hedged\":false");
+        }
         tries => {
-            number(out, key!("attempts"), tries.len() as u64);
+            number(out, key!("attempts"), e.attempts as u64);
             flag(out, key!("hedged"), tries.iter().any(|one| one.is_hedge));
         }
     }
@@ -240,6 +244,9 @@ fn explain(out: &mut Vec<u8>, e: &Entry<'_>) {
         link(out, one.link);
         if one.is_hedge {
             flag(out, key!("hedge"), true);
+        }
+        if one.is_repeated {
+            flag(out, key!("repeated"), true);
         }
     });
     list(out, key!("not_tried"), e.refused, |out, one| {
@@ -387,6 +394,7 @@ mod tests {
         ended: Some((End::Answered(200), Duration::from_millis(5))),
         link: Some(Link { reused: true, age: Duration::from_micros(1500) }),
         is_hedge: false,
+        is_repeated: false,
         span: 0,
     };
 
@@ -406,6 +414,7 @@ mod tests {
             client_identity: "",
             protocol: "HTTP/1.1",
             pool: "backend",
+            attempts: tries.len(),
             tries,
             used: tries.last(),
             refused: &[],
@@ -444,6 +453,7 @@ mod tests {
         let failed = (End::Failed(Failure::ConnectRefused), Duration::from_micros(100));
         let tries = [
             Try { ended: Some(failed), link: None, ..TRY },
+            Try { ended: Some(failed), is_repeated: true, ..TRY },
             Try { ended: Some((End::Lost, Duration::from_millis(1))), is_hedge: true, ..TRY },
             Try { ended: None, link: None, ..TRY },
         ];
@@ -458,6 +468,8 @@ mod tests {
         let line = line(&explained);
         let expected = "\"reason\":\"connect_refused\",\"tries\":[\
             {\"upstream\":\"http://127.0.0.1:9001\",\"error\":\"connect_refused\",\"ms\":0.100},\
+            {\"upstream\":\"http://127.0.0.1:9001\",\"error\":\"connect_refused\",\"ms\":0.100,\
+            \"conn_reused\":true,\"conn_age_ms\":1.500,\"repeated\":true},\
             {\"upstream\":\"http://127.0.0.1:9001\",\"error\":\"lost_race\",\"ms\":1.000,\
             \"conn_reused\":true,\"conn_age_ms\":1.500,\"hedge\":true},\
             {\"upstream\":\"http://127.0.0.1:9001\",\"error\":\"not_ended\"}],\

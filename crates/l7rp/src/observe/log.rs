@@ -112,15 +112,13 @@ impl Log {
         self.shared.dropped.load(Relaxed)
     }
 
-    /// Waits until all is written, at most `limit`.
-    pub fn finish(&self, limit: Duration) {
+    /// Waits until all is written, at most `limit`; whether it is.
+    pub fn finish(&self, limit: Duration) -> bool {
         let (done, wait) = sync_channel(1);
         let queue = self.queue.clone();
         // A full queue blocks who sends to it, and that must not be us: its reader may be gone.
         let asked = std::thread::Builder::new().spawn(move || queue.send(Message::End(done)));
-        if asked.is_ok() {
-            let _ = wait.recv_timeout(limit);
-        }
+        asked.is_ok() && wait.recv_timeout(limit).is_ok()
     }
 }
 
@@ -143,17 +141,25 @@ fn pieces(mut lines: &[u8], most: usize) -> impl Iterator<Item = &[u8]> {
 /// would spoil the next one, too.
 fn write_whole(out: &mut impl Write, mut piece: &[u8]) -> std::io::Result<()> {
     while !piece.is_empty() {
-        match out.write(piece) {
-            Ok(0) => return Err(std::io::ErrorKind::WriteZero.into()),
-            Ok(n) => piece = &piece[n..],
+        match patiently(|| out.write(piece))? {
+            0 => return Err(std::io::ErrorKind::WriteZero.into()),
+            n => piece = &piece[n..],
+        }
+    }
+    Ok(())
+}
+
+/// Does what there is no room for yet when there is.
+fn patiently<T>(mut act: impl FnMut() -> std::io::Result<T>) -> std::io::Result<T> {
+    loop {
+        match act() {
             Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
             Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {
                 std::thread::park_timeout(FULL_FOR);
             }
-            Err(e) => return Err(e),
+            done => return done,
         }
     }
-    Ok(())
 }
 
 fn write_all(mut out: impl Write, messages: &Receiver<Message>, shared: &Shared) {
@@ -164,7 +170,8 @@ fn write_all(mut out: impl Write, messages: &Receiver<Message>, shared: &Shared)
                 let mut pieces = pieces(&chunk, whole);
                 let written = pieces.try_for_each(|piece| write_whole(&mut out, piece));
                 drop(pieces);
-                let written = written.and_then(|()| out.flush());
+                // The end of the last line may have been kept back.
+                let written = written.and_then(|()| patiently(|| out.flush()));
                 shared.waiting.fetch_sub(chunk.len(), Relaxed);
                 shared.keep(chunk);
                 if written.is_err() {
@@ -238,7 +245,7 @@ mod tests {
         let dropped = log.dropped();
         assert!(dropped >= total - QUEUE as u64 - 1, "{dropped}");
         gate.open();
-        log.finish(Duration::from_secs(10));
+        assert!(log.finish(Duration::from_secs(10)));
         let written = gate.1.load(Relaxed) as u64 / 100;
         assert_eq!(written + log.dropped(), total);
     }

@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use l7rp_core::failure::Scope;
 use l7rp_core::http1::request::Method;
+use l7rp_core::upstream::breaker::Mode;
 
 use super::stats::{
     BAD_REASONS, BUCKETS, Count, DurationSum, ListenerStats, RouteStats, STATES, TLS_FAILURES,
@@ -185,6 +186,11 @@ fn breakers(text: &mut Text, snapshot: &Snapshot) {
         let state = upstream.breaker.state();
         let place = STATES.iter().position(|s| *s == state).unwrap_or_default();
         text.sample(name, labels, place);
+    });
+    let name = "proxy_circuit_breaker_forced";
+    text.family(name, "gauge", "1 while an operator keeps a circuit breaker open or closed.");
+    each_upstream(snapshot, |labels, upstream, _| {
+        text.sample(name, labels, u8::from(upstream.hold().breaker != Mode::Auto));
     });
     let name = "proxy_circuit_breaker_transitions_total";
     text.family(name, "counter", "Changes of a circuit breaker, by what it has changed to.");
@@ -412,6 +418,9 @@ fn resources(text: &mut Text, process: &Process) {
     let name = "process_start_time_seconds";
     text.family(name, "gauge", "Start of the process, in seconds since 1970.");
     text.sample(name, &[], process.started_ms as f64 / 1000.0);
+    let name = "proxy_took_over";
+    text.family(name, "gauge", "1 if the process has taken over from another one, or 0.");
+    text.sample(name, &[], u8::from(process.took_over.load(Relaxed)));
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     // The name of the program may hold blanks; what follows its bracket does not.
     let fields: Vec<u64> = stat

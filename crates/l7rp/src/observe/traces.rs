@@ -18,7 +18,7 @@ use opentelemetry::{InstrumentationScope, KeyValue};
 use opentelemetry_otlp::tonic_types::transport::{Certificate, ClientTlsConfig, Identity};
 use opentelemetry_otlp::{SpanExporter as Otlp, WithExportConfig, WithTonicConfig};
 use opentelemetry_sdk::Resource;
-use opentelemetry_sdk::error::OTelSdkResult;
+use opentelemetry_sdk::error::{OTelSdkError, OTelSdkResult};
 use opentelemetry_sdk::trace::{
     BatchConfigBuilder, BatchSpanProcessor, SpanData, SpanEvents, SpanExporter, SpanLinks,
     SpanProcessor,
@@ -27,14 +27,18 @@ use opentelemetry_sdk::trace::{
 use super::access_log::Entry;
 use super::event::{Event, Events};
 use super::tries::{End, Try};
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+
 use crate::clock::{self, Clock};
 use crate::config::plan::Tracing;
 
-/// Spans that wait for the exporter at most; more are dropped and counted. The library has the
-/// same bound and counts for nobody.
-const MOST_WAITING: usize = 2048;
+/// Of a queue that the environment asks for: it has its memory from the start.
+const LONGEST_QUEUE: usize = 1 << 16;
 /// In the log, for an answer that was not sent.
 const NOT_SENT: u16 = 499;
+/// More than the library's own limit, which has the better words.
+const MORE_TIME: Duration = Duration::from_secs(1);
 /// How long the end of an exporter that nothing uses any more may take.
 const LAST_SPANS: Duration = Duration::from_secs(5);
 /// Failures of the export are told of this often.
@@ -67,6 +71,11 @@ struct Exporter {
     processor: Option<BatchSpanProcessor>,
     counts: Arc<SpanCounts>,
     waiting: Arc<AtomicUsize>,
+    /// Spans that wait at most; more are dropped and counted. The library has the same bound and
+    /// counts for nobody.
+    queue: usize,
+    /// What is still to be exported when this is gone is given up.
+    wanted: Option<watch::Sender<()>>,
 }
 
 /// The library's exporter, watched.
@@ -80,13 +89,37 @@ struct Watched {
     clock: Clock,
     /// When a failure was last told of, in ns; 0: the last export was good.
     told: AtomicU64,
+    runtime: Handle,
+    /// For a call, with the connection that it needs.
+    timeout: Duration,
+    wanted: watch::Receiver<()>,
+}
+
+impl Watched {
+    /// Exports in time, or not at all: the library's own limit does not count while it connects, and
+    /// a collector that nobody answers at would keep its thread for as long as TCP likes.
+    async fn in_time(&self, batch: Vec<SpanData>) -> OTelSdkResult {
+        // This thread is the library's, and has no clock of its own.
+        let late = {
+            let _control = self.runtime.enter();
+            tokio::time::sleep(self.timeout)
+        };
+        let mut wanted = self.wanted.clone();
+        tokio::select! {
+            // First: at the end of the process its clock ends after the connection, and says so ill.
+            biased;
+            result = self.inner.export(batch) => result,
+            () = late => Err(OTelSdkError::Timeout(self.timeout)),
+            _ = wanted.changed() => Err(OTelSdkError::Timeout(LAST_SPANS)),
+        }
+    }
 }
 
 impl SpanExporter for Watched {
     async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
         let count = batch.len();
         self.waiting.fetch_sub(count, Relaxed);
-        let result = self.inner.export(batch).await;
+        let result = self.in_time(batch).await;
         let outcome = if result.is_ok() { &self.counts.exported } else { &self.counts.failed };
         outcome.fetch_add(count as u64, Relaxed);
         let (told, now) = (self.told.load(Relaxed), self.clock.now());
@@ -135,6 +168,7 @@ impl Exporter {
             builder = builder.with_tls_config(tls(tracing)?);
         }
         let waiting = Arc::<AtomicUsize>::default();
+        let (wanted, is_wanted) = watch::channel(());
         let exporter = Watched {
             inner: builder.build().map_err(|e| wrong(&e))?,
             endpoint: endpoint.clone(),
@@ -143,17 +177,22 @@ impl Exporter {
             events: events.clone(),
             clock,
             told: AtomicU64::new(0),
+            runtime: Handle::current(),
+            timeout: tracing.timeout.saturating_add(MORE_TIME),
+            wanted: is_wanted,
         };
-        let config = BatchConfigBuilder::default().with_max_queue_size(MOST_WAITING).build();
+        let queue = tracing.queue.min(LONGEST_QUEUE);
+        let config = BatchConfigBuilder::default().with_max_queue_size(queue).build();
         let mut processor = BatchSpanProcessor::builder(exporter).with_batch_config(config).build();
         processor.set_resource(&resource());
         let processor = Some(processor);
-        Ok(Self { endpoint: endpoint.clone(), insecure: *insecure, processor, counts, waiting })
+        let (endpoint, insecure, wanted) = (endpoint.clone(), *insecure, Some(wanted));
+        Ok(Self { endpoint, insecure, processor, counts, waiting, queue, wanted })
     }
 
     fn send(&self, span: SpanData) {
         let Some(processor) = &self.processor else { return };
-        if self.waiting.fetch_add(1, Relaxed) >= MOST_WAITING {
+        if self.waiting.fetch_add(1, Relaxed) >= self.queue {
             self.waiting.fetch_sub(1, Relaxed);
             self.counts.dropped.fetch_add(1, Relaxed);
             return;
@@ -166,10 +205,11 @@ impl Drop for Exporter {
     fn drop(&mut self) {
         // Its end takes as long as the collector likes, and this may be a worker's thread. Without
         // another one, what waits is lost.
-        let Some(processor) = self.processor.take() else { return };
-        let _ = std::thread::Builder::new()
-            .name("l7rp-spans".into())
-            .spawn(move || processor.shutdown_with_timeout(LAST_SPANS));
+        let (Some(processor), wanted) = (self.processor.take(), self.wanted.take()) else { return };
+        let _ = std::thread::Builder::new().name("l7rp-spans".into()).spawn(move || {
+            let _ = processor.shutdown_with_timeout(LAST_SPANS);
+            drop(wanted);
+        });
     }
 }
 
@@ -254,14 +294,23 @@ impl Tracer {
         }
     }
 
-    /// Makes and sends the spans of a request that has just ended.
-    pub fn request(&self, told: &Entry<'_>, trace: Trace, scheme: &'static str, clock: Clock) {
-        let (now, wall) = (clock.now(), clock::wall());
+    /// Makes and sends the spans of a request that has just ended, `now`: its duration ends there,
+    /// and nothing that was done since is to come between its times. `sent`: the path that upstreams
+    /// were asked for, behind that of their URL.
+    pub fn request(
+        &self,
+        told: &Entry<'_>,
+        sent: &[u8],
+        trace: Trace,
+        scheme: &'static str,
+        now: Nanos,
+    ) {
+        let wall = clock::wall();
         let at = |point: Nanos| wall.checked_sub(now.since(point)).unwrap_or(wall);
         for (number, one) in told.tries.iter().enumerate() {
             let took = one.ended.map_or_else(|| now.since(one.began), |(_, took)| took);
             let (start, own) = (at(one.began), (one.span, Some(trace.span)));
-            let attributes = of_try(told, one, number);
+            let attributes = of_try(told, one, number, sent);
             let (status, kind) = (try_status(one), SpanKind::Client);
             let name = "proxy.upstream.request";
             self.send(name, kind, &trace, own, (start, start + took), attributes, status);
@@ -364,7 +413,7 @@ fn of_request(told: &Entry<'_>, scheme: &'static str) -> Vec<KeyValue> {
         KeyValue::new("proxy.route", told.route.to_owned()),
         KeyValue::new("proxy.pool", told.pool.to_owned()),
         KeyValue::new("proxy.upstream", told.used.map_or("", |used| used.url).to_owned()),
-        KeyValue::new("proxy.retry_attempt", whole(told.tries.len().saturating_sub(1))),
+        KeyValue::new("proxy.retry_attempt", whole(told.attempts.saturating_sub(1))),
         KeyValue::new("proxy.hedge_fired", told.tries.iter().any(|one| one.is_hedge)),
         KeyValue::new("proxy.request_id", text(told.request_id)),
     ]);
@@ -383,17 +432,19 @@ fn of_request(told: &Entry<'_>, scheme: &'static str) -> Vec<KeyValue> {
     all
 }
 
-fn of_try(told: &Entry<'_>, one: &Try<'_>, number: usize) -> Vec<KeyValue> {
+fn of_try(told: &Entry<'_>, one: &Try<'_>, number: usize, sent: &[u8]) -> Vec<KeyValue> {
+    // What is sent again at no cost is no retry.
+    let counted = told.tries.iter().take(number).filter(|before| !before.is_repeated).count();
     let mut all = Vec::with_capacity(12);
     method(&mut all, told.method);
     all.extend([
         KeyValue::new("server.address", one.host.to_owned()),
         KeyValue::new("server.port", i64::from(one.port)),
-        KeyValue::new("url.full", format!("{}{}", one.url.trim_end_matches('/'), text(told.path))),
+        KeyValue::new("url.full", format!("{}{}", one.url.trim_end_matches('/'), text(sent))),
         KeyValue::new("proxy.route", told.route.to_owned()),
         KeyValue::new("proxy.pool", told.pool.to_owned()),
         KeyValue::new("proxy.upstream", one.url.to_owned()),
-        KeyValue::new("proxy.retry_attempt", whole(number)),
+        KeyValue::new("proxy.retry_attempt", whole(counted)),
         KeyValue::new("proxy.hedge_fired", one.is_hedge),
     ]);
     if number > 0 {

@@ -22,6 +22,9 @@ pub struct Try<'a> {
     pub link: Option<Link>,
     /// It was the second of two that race.
     pub is_hedge: bool,
+    /// Its connection was closed under it, or it was turned away unread, and the request was sent
+    /// again at once, at no cost: that is told of as another try.
+    pub is_repeated: bool,
     /// The id of its span; 0: it has none.
     pub span: u64,
 }

@@ -30,8 +30,8 @@ const PIECE: usize = 4 << 10;
 enum Head {
     /// It is complete and this long.
     Complete(usize),
-    /// It is refused.
-    Refused(Failure),
+    /// It is refused, and began then.
+    Refused(Failure, Nanos),
     /// It is the beginning of HTTP/2.
     Http2,
     /// Nothing of one has come.
@@ -101,7 +101,7 @@ async fn serve_burst(
     let mut offered = false;
     loop {
         let head = read_head(worker, listener, client, buf, scratch).await;
-        if matches!(head, Head::Complete(_) | Head::Refused(_)) && !*is_counted {
+        if matches!(head, Head::Complete(_) | Head::Refused(..)) && !*is_counted {
             // Not before: it could have been the other protocol.
             listener.stats[worker.index].opened_h1.up();
             *is_counted = true;
@@ -110,9 +110,10 @@ async fn serve_burst(
             Head::Complete(len) => len,
             // What stands behind an offer to upgrade that was not taken up may be of the offered
             // protocol; it is owed no answer.
-            Head::Refused(_) if offered => return Next::Abort,
-            Head::Refused(failure) => {
-                return refuse(worker, listener, client, buf, scratch, failure, false).await;
+            Head::Refused(..) if offered => return Next::Abort,
+            Head::Refused(failure, began) => {
+                let refused = (failure, began);
+                return refuse(worker, listener, client, buf, scratch, refused, false).await;
             }
             Head::Http2 => return Next::Http2,
             Head::Nothing => return Next::KeepAlive,
@@ -162,7 +163,7 @@ async fn read_head(
     scratch: &mut Scratch,
 ) -> Head {
     let mut looked_at = 0;
-    let mut deadline = Nanos::NEVER;
+    let mut began = Nanos::NEVER;
     loop {
         if skip_empty_lines(buf) {
             looked_at = 0;
@@ -187,13 +188,12 @@ async fn read_head(
                     return Head::Complete(len);
                 }
                 Ok(None) => {}
-                Err(failure) => return Head::Refused(failure),
+                Err(failure) => return Head::Refused(failure, began),
             }
         }
         looked_at = buf.len();
-        let timeouts = &listener.plan.timeouts;
-        if deadline == Nanos::NEVER && !buf.is_empty() {
-            deadline = worker.process.clock.now().plus(timeouts.read_header);
+        if began == Nanos::NEVER && !buf.is_empty() {
+            began = worker.process.clock.now();
         }
         if buf.len() == buf.capacity() {
             buf.reserve(buf.len());
@@ -207,6 +207,7 @@ async fn read_head(
             Poll::Pending if buf.is_empty() => Poll::Ready(Read::Nothing),
             Poll::Pending => {
                 shrink(worker, buf);
+                let deadline = began.plus(listener.plan.timeouts.read_header);
                 timer.poll(cx, deadline).map(|()| Read::TooLate)
             }
         });
@@ -215,7 +216,7 @@ async fn read_head(
             Read::Some(_) => {}
             // A new connection is said to be readable before the kernel was ever asked.
             Read::Nothing => return Head::Nothing,
-            Read::TooLate => return Head::Refused(Failure::HeadTimeout),
+            Read::TooLate => return Head::Refused(Failure::HeadTimeout, began),
         }
     }
 }
@@ -256,23 +257,24 @@ pub async fn refuse_all(
     is_call: bool,
 ) {
     let mut scratch = worker.take_scratch();
-    refuse(worker, listener, &mut client, b"", &mut scratch, failure, is_call).await;
+    let refused = (failure, Nanos::NEVER);
+    refuse(worker, listener, &mut client, b"", &mut scratch, refused, is_call).await;
     worker.give_scratch(scratch);
 }
 
-/// Answers a head that is refused.
+/// Answers a head that is refused, and which began then; [`Nanos::NEVER`]: just now.
 async fn refuse(
     worker: &Worker,
     listener: &Listener,
     client: &mut Client,
     buf: &[u8],
     scratch: &mut Scratch,
-    failure: Failure,
+    (failure, began): (Failure, Nanos),
     is_call: bool,
 ) -> Next {
     let Scratch { request, response, to_upstream, to_client } = scratch;
     let mut space = Workspace { response, to_upstream, to_client };
-    let arrived = worker.process.clock.now();
+    let arrived = began.min(worker.process.clock.now());
     let ip = client.peer_text.clone();
     let mut record =
         Record::new(worker, listener, ip, Some((buf, request)), arrived, RequestId::random());

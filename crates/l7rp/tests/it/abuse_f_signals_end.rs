@@ -28,7 +28,6 @@ fn torn(text: &str) -> Vec<String> {
 
 /// A reader that is a second too late finds whole lines all the same.
 #[test]
-#[ignore = "a known gap"]
 fn the_last_line_of_a_process_whose_reader_is_late_is_whole() {
     let origin = Origin::start(reply::name("x"));
     let mut proxy = Plain::start(over(&[&origin]), Stdio::piped());

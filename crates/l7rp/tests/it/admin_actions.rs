@@ -200,6 +200,8 @@ fn forced_open_keeps_all_away_until_it_is_left_to_itself() {
     );
     assert!(state(&proxy, &a) == OPEN && !is_eligible(&proxy, &a) && is_eligible(&proxy, &b));
     assert_eq!(turns(&proxy, &a, "open"), 1.0);
+    let forced = || proxy.metrics().sum("proxy_circuit_breaker_forced", &[("upstream", &a.url())]);
+    assert_eq!(forced(), 1.0);
     load.goes_on(10);
     gets_nothing(&load, &a);
     let before = a.requests();
@@ -207,6 +209,7 @@ fn forced_open_keeps_all_away_until_it_is_left_to_itself() {
     load.goes_on(50);
     assert!(a.requests() > before && state(&proxy, &a) == CLOSED);
     assert_eq!(turns(&proxy, &a, "closed"), 1.0);
+    assert_eq!(forced(), 0.0);
     load.end();
     let told = event(&proxy, "circuit_breaker_forced");
     assert_eq!((&told["from"], &told["to"]), (&"auto".into(), &"open".into()), "{told}");

@@ -27,6 +27,7 @@ fn a_new_process_takes_over_and_the_old_one_ends_after_its_requests() {
     eventually(SOON, || origin.requests() == 1);
     let mut idle = family.first.client();
     assert_eq!(idle.get("/").text(), "x");
+    assert_eq!(family.first.metrics().sum("proxy_took_over", &[]), 0.0);
     let new = family.upgrade();
     assert_ne!(new, old);
     let complete = family.first.wait_for_event("upgrade_complete", |e| e["pid"] == new, SOON);
@@ -38,6 +39,7 @@ fn a_new_process_takes_over_and_the_old_one_ends_after_its_requests() {
     family.first.wait_for_event("shutdown_started", drains, SOON);
     // The old one accepts nothing any more when it closes what is idle.
     assert!(idle.is_closed_within(SOON));
+    eventually(SOON, || family.first.metrics().sum("proxy_took_over", &[]) == 1.0);
     assert_eq!(family.first.get("/new").text(), "x");
     eventually(SOON, || family.first.metrics().sum("proxy_requests_total", &[]) == 1.0);
     assert_eq!(family.first.ask_admin("/readyz").status(), 204);

@@ -290,7 +290,10 @@ fn an_upstream_that_does_not_begin() {
         explained(proxy.logged_path("/"), &[url]),
         json!({
             "status": 503, "route": "r", "pool": "b", "upstream": "A", "reason": "stream_refused",
-            "tries": [{ "upstream": "A", "error": "stream_refused", "conn_reused": false }],
+            "tries": [
+                { "upstream": "A", "error": "stream_refused", "conn_reused": false, "repeated": true },
+                { "upstream": "A", "error": "stream_refused", "conn_reused": false },
+            ],
             "no_retry": "no_upstream",
         })
     );
