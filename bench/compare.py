@@ -42,8 +42,8 @@ def arguments() -> argparse.Namespace:
     add("--rate", type=int, default=10000, help="requests per second of the case openloop")
     add("--reference", default="l7rp", help="whose capacity openloop50 and openloop80 take a share of")
     add("--l7rp", help="the program under test; default: target/release/l7rp of the repository")
-    add("--first-port", type=int, default=8100, help="ports are counted from here, ten for each proxy")
-    add("--backend-port", type=int, default=9000, help="and the next one is the collector's")
+    add("--first-port", type=int, default=18100, help="ports are counted from here, ten for each proxy")
+    add("--backend-port", type=int, default=18000, help="and the next one is the collector's")
     add("--work", default=os.environ.get("BENCH_WORK", REPOSITORY / "target/bench"),
         help="work folder; default: $BENCH_WORK or target/bench of the repository")
     add("--out", help="writes OUT.json and OUT.md; default: results in the work folder")

@@ -20,9 +20,10 @@ MISFORTUNES = (PeerError, RuntimeError, OSError, subprocess.TimeoutExpired)
 
 
 def known_peers() -> list[str]:
-    """The program under test and its variants first."""
+    """The program under test first, then whom it is compared with most."""
     names = sorted(p.parent.name for p in PEERS.glob("*/peer.toml"))
-    return sorted(names, key=lambda name: not name.startswith("l7rp"))
+    order = {"l7rp": 0, "nginx": 1, "haproxy": 2}
+    return sorted(names, key=lambda name: order.get(name.split("-")[0], len(order)))
 
 
 def numbers(text: str) -> list[int]:

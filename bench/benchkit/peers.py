@@ -113,7 +113,7 @@ class Peer:
         else:
             found = shutil.which(program, path=os.environ.get("PATH", "") + ":/usr/local/sbin:/usr/sbin")
         if not found:
-            raise PeerError(f"{self.name}: {program} is not there (install_peers.sh?)")
+            raise PeerError(f"{self.name}: {program} is not there (install_peers.sh, or cargo build --release)")
         return found
 
     def version(self) -> str:

@@ -62,14 +62,18 @@ def case_table(results: dict[str, Sample]) -> str:
 
 def kept_apart(record: dict) -> tuple[list[str], list[str]]:
     """The proxies that stand for themselves; and the variants, each beside the one it varies."""
-    variants = record.get("variants", {})
-    peers = [name for name in record["versions"] if name not in variants]
-    family = [n for p in peers for n in (p, *(v for v, of in variants.items() if of == p)) if p in variants.values()]
+    measured = record["versions"]
+    variants = {name: of for name, of in record["variants"].items() if of in measured}
+    peers = [name for name in measured if name not in variants]
+    family: list[str] = []
+    for peer in peers:
+        if own := [name for name, of in variants.items() if of == peer]:
+            family += [peer, *own]
     return peers, family
 
 
-def compared(record: dict, names: list[str], cases: list[str]) -> str:
-    """CPU µs of each case and proxy; the least of a case is bold."""
+def compared(record: dict, names: list[str], cases: list[str], bold: bool = False) -> str:
+    """CPU µs of each case and proxy; `bold` marks the least of a case."""
     rows = []
     for case in cases:
         results = record["cases"][case]["summary"]
@@ -77,14 +81,14 @@ def compared(record: dict, names: list[str], cases: list[str]) -> str:
         if times:
             least = min(times.values())
             cells = [number(times.get(name), 1) for name in names]
-            rows.append([case, *(f"**{c}**" if times.get(n) == least else c for n, c in zip(names, cells))])
+            rows.append([case, *(f"**{c}**" if bold and times.get(n) == least else c for n, c in zip(names, cells))])
     return markdown(["case", *names], rows)
 
 
 def overview(record: dict) -> str:
     """The tables for a first look: proxies by case, then variants by case."""
     peers, family = kept_apart(record)
-    parts = [compared(record, peers, list(record["cases"]))]
+    parts = [compared(record, peers, list(record["cases"]), bold=True)]
     if family:
         variants = set(record["variants"])
         cases = [name for name, case in record["cases"].items() if variants & set(case["summary"])]
@@ -96,7 +100,7 @@ def document(record: dict) -> str:
     """The whole of a run as Markdown."""
     versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
     parts = ["# Results", f"{record['machine']}; {record['setting']}.", f"{versions}."]
-    parts += ["## CPU µs for each request (median; bold: the least)", overview(record), "## All figures"]
+    parts += ["## CPU µs for each request, median", overview(record), "## All figures"]
     for name, case in record["cases"].items():
         parts.append(f"### {name}: {case['about']}\n\n{case_table(case['summary'])}")
     failed = [f"- {p}, {case}: {why}" for p, cases in record.get("failed", {}).items() for case, why in cases.items()]
