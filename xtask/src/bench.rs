@@ -7,7 +7,7 @@ use std::process::Command;
 use crate::run::{Done, Failed, announce, cargo, command, not_started, step, written};
 use crate::setup;
 
-/// The processor time of a small request, as a share of what HAProxy takes. Looked at, not judged:
+/// The processor time of a small request, as a share of `HAProxy`'s. Looked at, not judged:
 /// it changes with the machine and with who else is on it.
 const MAX_RATIO: &str = "0.9";
 /// How `compare.py` says that the ratio is greater.
