@@ -7,6 +7,7 @@
     reason = "a chore talks to the person who called it"
 )]
 
+mod bench;
 mod ci;
 mod demo;
 mod fuzz;
@@ -36,8 +37,13 @@ usage: cargo xtask RECIPE
   quickstart-check    the README's quick start works as it is written
   fuzz [--seconds N]  run every fuzz target for N seconds (default 60)
   fuzz-build          build every fuzz target
-  ci                  what CI runs: test, demo-check, quickstart-check, lint, loom, and
-                      fuzz-build if cargo-fuzz is there
+  bench [ARGS]        install other proxies, measure all of them, and write the figures and
+                      plots that the README shows (with ARGS, which go to bench/compare.py,
+                      nothing is written); an hour on a quiet machine
+  bench --quick       what a small request costs here and in HAProxy, in half a minute
+  ci                  what CI runs: test, demo-check, quickstart-check, lint, loom, the tests
+                      of the measurements and bench --quick (whose figure decides nothing),
+                      and fuzz-build if cargo-fuzz is there
   help                this text
 ";
 
@@ -65,6 +71,9 @@ fn main() -> ExitCode {
 fn dispatch(recipe: &str, rest: &[String]) -> Option<Done> {
     if recipe == "test" {
         return Some(test::all(rest));
+    }
+    if recipe == "bench" {
+        return Some(bench::run(rest));
     }
     if recipe == "fuzz" {
         return fuzz::seconds(rest).map(fuzz::run_all);

@@ -43,7 +43,8 @@ pub fn parse(text: &str) -> Result<(Tree, Vec<Wrong>), Wrong> {
 
 fn options() -> Options {
     serde_saphyr::options! {
-        budget: serde_saphyr::budget! { max_depth: 64, max_nodes: 250_000, max_events: 500_000 },
+        // Room for 100,000 routes with some ten keys each; the largest file bounds it further.
+        budget: serde_saphyr::budget! { max_depth: 64, max_nodes: 2_500_000, max_events: 5_000_000 },
         alias_limits: serde_saphyr::alias_limits! {
             max_total_replayed_events: 50_000,
             max_replay_stack_depth: 16,

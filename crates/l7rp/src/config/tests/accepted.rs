@@ -36,6 +36,20 @@ fn the_defaults_are_those_of_the_schema() {
 }
 
 #[test]
+fn a_hundred_thousand_routes_are_a_configuration() {
+    use std::fmt::Write as _;
+    let mut routes = String::new();
+    for n in 0..100_000 {
+        let _ =
+            writeln!(routes, "  - {{ name: r{n}, host: h{n}.test, path_prefix: /r{n}, pool: p }}");
+    }
+    let pool = "{ name: p, upstreams: [{ url: \"http://127.0.0.1:9001\" }] }";
+    let listener = "{ name: http, bind: \"127.0.0.1:8080\" }";
+    let text = format!("listeners: [{listener}]\nupstream_pools: [{pool}]\nroutes:\n{routes}");
+    assert_eq!(accepted(&text).plan.routes.len(), 100_000);
+}
+
+#[test]
 fn blank_sections_and_blank_values_mean_their_defaults() {
     let plain = accepted(&rest("")).plan;
     let blank = "listeners:
