@@ -39,6 +39,7 @@ pub mod orders;
 pub mod pipe;
 pub mod running;
 pub mod serve;
+pub mod spare;
 pub mod stream;
 mod sync;
 mod sys;

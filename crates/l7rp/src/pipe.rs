@@ -88,8 +88,8 @@ impl Pipe {
         Poll::Pending
     }
 
-    /// Appends what has been written to `buf`, into its spare capacity; a full one grows. `Ok(0)`:
-    /// the end.
+    /// Appends what has been written to `buf`, into its spare capacity; a full one grows, and one
+    /// without any is exchanged for what was written. `Ok(0)`: the end.
     pub fn poll_fill(
         &mut self,
         cx: &mut Context<'_>,
@@ -103,8 +103,13 @@ impl Pipe {
             Flow::wait(&mut flow.reader, cx);
             return Poll::Pending;
         }
+        if buf.capacity() == 0 && flow.at == 0 {
+            std::mem::swap(buf, &mut flow.buf);
+            Flow::wake(&mut flow.writer);
+            return Poll::Ready(Ok(buf.len()));
+        }
         if buf.len() == buf.capacity() {
-            buf.reserve(32);
+            buf.reserve(flow.buf.len() - flow.at);
         }
         let n = (flow.buf.len() - flow.at).min(buf.capacity() - buf.len());
         buf.extend_from_slice(&flow.buf[flow.at..flow.at + n]);
@@ -146,6 +151,14 @@ impl Pipe {
         flow.buf.extend_from_slice(&second[..of_second]);
         Flow::wake(&mut flow.reader);
         Poll::Ready(Ok(of_first + of_second))
+    }
+
+    /// Writes all of `message` at once, the first of what is written; nothing of it is copied.
+    pub fn begin_with(&mut self, message: Vec<u8>) {
+        let mut flow = lock(&self.outgoing);
+        debug_assert!(flow.buf.is_empty(), "something was written before");
+        flow.buf = message;
+        Flow::wake(&mut flow.reader);
     }
 
     /// Nothing more will be written.

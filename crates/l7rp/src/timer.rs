@@ -13,18 +13,15 @@ use crate::clock::Clock;
 #[derive(Debug)]
 pub struct Timer {
     clock: Clock,
-    sleep: Pin<Box<Sleep>>,
+    /// The runtime's, from the first time that it was waited for.
+    sleep: Option<Pin<Box<Sleep>>>,
     armed: Nanos,
 }
 
 impl Timer {
     /// A timer that has not been set.
     pub fn new(clock: Clock) -> Self {
-        Self {
-            clock,
-            sleep: Box::pin(sleep_until(clock.instant(Nanos::NEVER))),
-            armed: Nanos::NEVER,
-        }
+        Self { clock, sleep: None, armed: Nanos::NEVER }
     }
 
     /// Ready at `at` or up to some ms later; until then the task is woken in time.
@@ -35,17 +32,22 @@ impl Timer {
         if at < self.armed {
             self.arm(at);
         }
-        loop {
-            ready!(self.sleep.as_mut().poll(cx));
+        while let Some(sleep) = &mut self.sleep {
+            ready!(sleep.as_mut().poll(cx));
             if self.clock.now() >= at {
                 return Poll::Ready(());
             }
             self.arm(at);
         }
+        Poll::Pending
     }
 
     fn arm(&mut self, at: Nanos) {
-        self.sleep.as_mut().reset(self.clock.instant(at));
+        let instant = self.clock.instant(at);
+        match &mut self.sleep {
+            Some(sleep) => sleep.as_mut().reset(instant),
+            None => self.sleep = Some(Box::pin(sleep_until(instant))),
+        }
         self.armed = at;
     }
 }

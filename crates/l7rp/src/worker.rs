@@ -2,7 +2,6 @@
 //! of it needs an atomic or a lock; all of it is reused from request to request.
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Waker;
@@ -16,6 +15,8 @@ use tokio::sync::Notify;
 use crate::live::{Door, Listener, Process, Snapshot};
 use crate::observe::access_log::{Entry, Lines};
 use crate::observe::stats::WorkerStats;
+use crate::serve::h2::Crew;
+use crate::spare::Spare;
 use crate::turns::Turns;
 use crate::upstream::h2::Multiplexed;
 use crate::upstream::idle::IdlePool;
@@ -28,8 +29,8 @@ const LARGE: usize = 256 << 10;
 /// Lines about requests that cannot be read: at once, and a second after that.
 const NOISE_BURST: u32 = 10;
 const NOISE_RATE: f64 = 5.0;
-/// Buffers of each kind that are kept for later.
-const KEPT: usize = 64;
+/// Buffers and scratches that are kept for later, as long as they are needed every second.
+const KEPT: usize = 1024;
 
 /// A worker.
 #[derive(Debug)]
@@ -52,7 +53,9 @@ pub struct Worker {
     pub lines_waiting: Notify,
     lines: Lines,
     noise: Bucket,
-    scratches: RefCell<Vec<Scratch>>,
+    /// Tasks that wait for a stream of HTTP/2.
+    pub crew: Crew,
+    scratches: Spare<Scratch>,
     #[expect(
         clippy::redundant_allocation,
         reason = "a count of this thread's own beside the shared one"
@@ -90,7 +93,8 @@ impl Worker {
             lines_waiting: Notify::new(),
             lines: Lines::default(),
             noise: Bucket::new(),
-            scratches: RefCell::default(),
+            crew: Crew::default(),
+            scratches: Spare::new(KEPT),
             snapshot,
         }
     }
@@ -150,18 +154,24 @@ impl Worker {
 
     /// A scratch to work with.
     pub fn take_scratch(&self) -> Scratch {
-        self.scratches.borrow_mut().pop().unwrap_or_default()
+        self.scratches.take().unwrap_or_default()
     }
 
     /// Gives a scratch back.
     pub fn give_scratch(&self, mut scratch: Scratch) {
-        let mut free = self.scratches.borrow_mut();
-        let usual = scratch.to_upstream.capacity() + scratch.to_client.capacity() <= SMALL;
-        if free.len() < KEPT && usual {
+        if scratch.to_upstream.capacity() + scratch.to_client.capacity() <= SMALL {
             scratch.to_upstream.clear();
             scratch.to_client.clear();
-            free.push(scratch);
+            self.scratches.give(scratch);
         }
+    }
+
+    /// Gives up what has not been needed for a while. For once a second.
+    pub fn trim(&self) {
+        self.buffers.small.trim();
+        self.buffers.large.trim();
+        self.scratches.trim();
+        self.crew.trim();
     }
 }
 
@@ -173,61 +183,72 @@ impl Drop for Worker {
 }
 
 /// Free buffers: the warmest is used first.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Buffers {
-    small: RefCell<Vec<Vec<u8>>>,
-    large: RefCell<Vec<Vec<u8>>>,
+    small: Spare<Vec<u8>>,
+    large: Spare<Vec<u8>>,
+}
+
+impl Default for Buffers {
+    fn default() -> Self {
+        Self { small: Spare::new(KEPT), large: Spare::new(KEPT / 32) }
+    }
 }
 
 impl Buffers {
     /// An empty buffer of 20 KiB.
     pub fn small(&self) -> Vec<u8> {
-        self.small.borrow_mut().pop().unwrap_or_else(|| Vec::with_capacity(SMALL))
+        self.small.take().unwrap_or_else(|| Vec::with_capacity(SMALL))
     }
 
     /// An empty buffer of 256 KiB.
     pub fn large(&self) -> Vec<u8> {
-        self.large.borrow_mut().pop().unwrap_or_else(|| Vec::with_capacity(LARGE))
+        self.large.take().unwrap_or_else(|| Vec::with_capacity(LARGE))
     }
 
     /// Gives a buffer back. One of another size, grown for a large head, is freed.
     pub fn give(&self, mut buffer: Vec<u8>) {
-        let (free, kept) = match buffer.capacity() {
-            SMALL => (&self.small, KEPT),
-            LARGE => (&self.large, KEPT / 8),
+        let spare = match buffer.capacity() {
+            SMALL => &self.small,
+            LARGE => &self.large,
             _ => return,
         };
-        let mut free = free.borrow_mut();
-        if free.len() < kept {
-            buffer.clear();
-            free.push(buffer);
-        }
+        buffer.clear();
+        spare.give(buffer);
     }
 }
 
 /// The connections of clients, so that all can be woken when the process begins to drain.
 #[derive(Debug, Default)]
 pub struct Connections {
-    next: Cell<u64>,
-    wakers: RefCell<HashMap<u64, Waker>>,
+    /// By number; those that have left leave theirs to others.
+    wakers: RefCell<Vec<Option<Waker>>>,
+    free: RefCell<Vec<usize>>,
     empty: Notify,
 }
 
 impl Connections {
     /// Enters a connection whose task is woken by `waker`.
-    pub fn enter(&self, waker: Waker) -> u64 {
-        let id = self.next.get();
-        self.next.set(id + 1);
-        self.wakers.borrow_mut().insert(id, waker);
-        id
+    pub fn enter(&self, waker: Waker) -> usize {
+        let mut wakers = self.wakers.borrow_mut();
+        if let Some(id) = self.free.borrow_mut().pop() {
+            wakers[id] = Some(waker);
+            return id;
+        }
+        wakers.push(Some(waker));
+        wakers.len() - 1
     }
 
     /// Takes a connection out.
-    pub fn leave(&self, id: u64) {
-        let mut wakers = self.wakers.borrow_mut();
-        wakers.remove(&id);
-        if wakers.is_empty() {
+    pub fn leave(&self, id: usize) {
+        let (mut wakers, mut free) = (self.wakers.borrow_mut(), self.free.borrow_mut());
+        wakers[id] = None;
+        free.push(id);
+        if wakers.len() == free.len() {
+            wakers.clear();
+            free.clear();
             wakers.shrink_to(64);
+            free.shrink_to(64);
             self.empty.notify_waiters();
         }
     }
@@ -241,12 +262,12 @@ impl Connections {
 
     /// How many there are.
     pub fn count(&self) -> usize {
-        self.wakers.borrow().len()
+        self.wakers.borrow().len() - self.free.borrow().len()
     }
 
     /// Wakes every connection's task.
     pub fn wake_all(&self) {
-        for waker in self.wakers.borrow().values() {
+        for waker in self.wakers.borrow().iter().flatten() {
             waker.wake_by_ref();
         }
     }

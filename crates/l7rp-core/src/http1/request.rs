@@ -156,13 +156,23 @@ pub fn parse_request(
     limits: Limits,
 ) -> Result<Option<usize>, Failure> {
     let mut few = [const { MaybeUninit::uninit() }; USUAL_FIELDS];
-    let mut many;
-    let space: &mut [MaybeUninit<httparse::Header<'_>>] = if limits.max_fields <= USUAL_FIELDS {
-        &mut few[..limits.max_fields]
-    } else {
-        many = Box::new_uninit_slice(limits.max_fields);
-        &mut many
-    };
+    let usual = limits.max_fields.min(USUAL_FIELDS);
+    match parse_within(&mut few[..usual], buf, head, limits) {
+        Err(Failure::TooManyFields) if usual < limits.max_fields => {
+            let mut many = Box::new_uninit_slice(limits.max_fields);
+            parse_within(&mut many, buf, head, limits)
+        }
+        result => result,
+    }
+}
+
+/// As [`parse_request`], with room for as many fields as there are in `space`.
+fn parse_within<'b>(
+    space: &mut [MaybeUninit<httparse::Header<'b>>],
+    buf: &'b [u8],
+    head: &mut Request,
+    limits: Limits,
+) -> Result<Option<usize>, Failure> {
     // Nothing of the head before may be taken for this one's, should this one be refused.
     head.clear();
     let mut parsed = httparse::Request::new(&mut []);

@@ -14,8 +14,6 @@ use crate::pipe::Pipe;
 
 /// Octets of a trailer section.
 const MAX_TRAILER: usize = 16 << 10;
-/// Octets that are read from the pipe at once.
-const PART: usize = 16 << 10;
 
 /// Why a stream has ended before its time.
 #[derive(Debug)]
@@ -114,8 +112,9 @@ impl Inflow {
 pub struct Outflow {
     stream: SendStream<Bytes>,
     body: body::Body,
-    /// What was read and is not decoded yet.
-    buf: Vec<u8>,
+    is_chunked: bool,
+    /// What was read and is not taken apart yet.
+    ahead: Bytes,
     /// What waits for the peer's window.
     part: Bytes,
     /// What is left to be said once that is out; `None`: more will be read.
@@ -133,10 +132,12 @@ enum Last {
 }
 
 impl Outflow {
-    /// The body of a message that is framed so in HTTP/1.1; `buf`: the begin of it.
-    pub fn new(stream: SendStream<Bytes>, framing: Framing, buf: Vec<u8>) -> Self {
+    /// The body of a message that is framed so in HTTP/1.1; `ahead`: the begin of it.
+    pub fn new(stream: SendStream<Bytes>, framing: Framing, ahead: Bytes) -> Self {
         let body = body::Body::new(framing, MAX_TRAILER);
-        Self { stream, body, buf, part: Bytes::new(), last: None, said: false, sent: 0 }
+        let is_chunked = framing == Framing::Chunked;
+        let part = Bytes::new();
+        Self { stream, body, is_chunked, ahead, part, last: None, said: false, sent: 0 }
     }
 
     /// The stream that it writes to.
@@ -170,9 +171,10 @@ impl Outflow {
                 }
                 None => {}
             }
-            if self.buf.is_empty() {
-                self.buf.reserve(PART);
-                let read = ready!(pipe.poll_fill(cx, &mut self.buf));
+            if self.ahead.is_empty() {
+                // Whoever waits long should hold little.
+                let mut buf = Vec::new();
+                let read = ready!(pipe.poll_fill(cx, &mut buf));
                 let ended = matches!(read, Ok(0)) && self.body.ends_with_connection();
                 if ended {
                     self.last = Some(Last::End);
@@ -181,21 +183,27 @@ impl Outflow {
                 if !matches!(read, Ok(n) if n > 0) {
                     return Poll::Ready(Err(Broken::Exchange));
                 }
+                self.ahead = buf.into();
             }
-            self.decode()?;
+            self.take_apart()?;
         }
     }
 
-    /// Takes apart what was read.
-    fn decode(&mut self) -> Result<(), Broken> {
-        let mut content = Vec::with_capacity(self.buf.len());
-        let seen = self.body.decode(&self.buf, &mut content).map_err(|_| Broken::Exchange)?;
-        self.buf.drain(..seen.used);
-        if self.buf.is_empty() {
-            // Whoever waits long should hold little.
-            self.buf = Vec::new();
-        }
-        self.part = content.into();
+    /// Takes apart what was read. What is not in chunks is passed on as it is.
+    fn take_apart(&mut self) -> Result<(), Broken> {
+        let mut data = std::mem::take(&mut self.ahead);
+        let seen = if self.is_chunked {
+            let mut content = Vec::with_capacity(data.len());
+            let seen = self.body.decode(&data, &mut content).map_err(|_| Broken::Exchange)?;
+            self.part = content.into();
+            data.advance(seen.used);
+            seen
+        } else {
+            let seen = self.body.scan(&data).map_err(|_| Broken::Exchange)?;
+            self.part = data.split_to(seen.used);
+            seen
+        };
+        self.ahead = data;
         if seen.done {
             let trailer = self.body.take_trailer();
             self.last = Some(match trailers_to_h2(&trailer) {

@@ -1,6 +1,7 @@
 //! Heads of one version from heads of the other (RFC 9113 §8). Names and values have been checked
 //! by the library: no controls, names in lower case, no field that is about a connection.
 
+use bytes::Bytes;
 use http::header::{COOKIE, HOST, HeaderMap, HeaderName, HeaderValue, TE};
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{Method, Request, Response, StatusCode, Uri, Version, request};
@@ -121,7 +122,7 @@ fn host_of(head: &request::Parts) -> Result<&[u8], Failure> {
 ///
 /// # Errors
 /// A name or value that HTTP/2 cannot have.
-pub fn response_to_h2(buf: &[u8], head: &h1_response::Response) -> Result<Response<()>, Failure> {
+pub fn response_to_h2(buf: &Bytes, head: &h1_response::Response) -> Result<Response<()>, Failure> {
     let bad = || Failure::BadResponse(Malformed::FieldValue);
     let status = if head.status == 101 { 200 } else { head.status };
     let mut response = Response::new(());
@@ -140,7 +141,7 @@ pub fn response_to_h2(buf: &[u8], head: &h1_response::Response) -> Result<Respon
 /// # Errors
 /// A name or value that HTTP/2 cannot have.
 pub fn request_to_h2(
-    buf: &[u8],
+    buf: &Bytes,
     head: &h1_request::Request,
     scheme: Scheme,
 ) -> Result<Request<()>, Failure> {
@@ -228,10 +229,14 @@ fn field(out: &mut Vec<u8>, name: &[u8], value: &[u8]) {
     }
 }
 
+/// Octets of a head whose values are kept as parts of the whole. They may outlive it, in the table
+/// of the compression, and keep what lies around them.
+const SHORT: usize = 1 << 10;
+
 /// Adds what is not about the connection.
 fn add_fields(
     to: &mut HeaderMap,
-    buf: &[u8],
+    buf: &Bytes,
     fields: &[Field],
     bad: impl Fn() -> Failure,
 ) -> Result<(), Failure> {
@@ -240,7 +245,15 @@ fn add_fields(
             continue;
         }
         let name = HeaderName::from_bytes(field.name.of(buf)).map_err(|_| bad())?;
-        let value = HeaderValue::from_bytes(field.value.of(buf)).map_err(|_| bad())?;
+        let octets = field.value.of(buf);
+        let value = if buf.len() <= SHORT {
+            HeaderValue::from_maybe_shared(buf.slice_ref(octets))
+        } else {
+            HeaderValue::from_bytes(octets)
+        };
+        let mut value = value.map_err(|_| bad())?;
+        // Another each time: it would only push out of the table what is worth a place there.
+        value.set_sensitive(matches!(field.id, Name::XRequestId | Name::Traceparent));
         to.append(name, value);
     }
     Ok(())

@@ -82,8 +82,8 @@ fn take_buffer(worker: &Worker, client: &mut Client) -> Vec<u8> {
     if client.ahead.capacity() > 0 {
         std::mem::take(&mut client.ahead)
     } else if client.is_pipe() {
-        // There may be many of them on one connection, and a head is all that they need it for.
-        Vec::with_capacity(PIECE)
+        // There may be many of them on one connection; each gets the head itself.
+        Vec::new()
     } else {
         worker.buffers.small()
     }

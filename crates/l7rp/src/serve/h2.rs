@@ -1,6 +1,7 @@
 //! HTTP/2 from clients (RFC 9113): each stream becomes a connection of its own to an exchange, which
 //! speaks HTTP/1.1 over a pipe.
 
+mod crew;
 mod stream;
 mod wire;
 
@@ -20,6 +21,7 @@ use crate::exchange::client::{Client, Link};
 use crate::http2::meter::Flood;
 use crate::live::Listener;
 use crate::worker::Worker;
+pub use crew::Crew;
 use wire::Wire;
 
 /// Streams of one connection at once.
@@ -106,13 +108,22 @@ type Accepted = (Request<RecvStream>, SendResponse<Bytes>);
 
 /// Begins to serve a stream.
 fn begin(worker: &Rc<Worker>, origin: &Rc<Origin>, open: &Rc<Cell<usize>>, stream: Box<Accepted>) {
-    let (worker, origin) = (worker.clone(), origin.clone());
-    let open = Open::one(open, &worker);
-    tokio::task::spawn_local(async move {
-        let _open = open.entered().await;
-        let (request, respond) = *stream;
-        stream::serve(&worker, &origin, request, respond).await;
-    });
+    Crew::take_on(worker, Job { origin: origin.clone(), open: Open::one(open, worker), stream });
+}
+
+/// A stream to be served.
+struct Job {
+    origin: Rc<Origin>,
+    open: Open,
+    stream: Box<Accepted>,
+}
+
+impl Job {
+    async fn serve(self, worker: &Rc<Worker>) {
+        let _open = self.open.entered().await;
+        let (request, respond) = *self.stream;
+        stream::serve(worker, &self.origin, request, respond).await;
+    }
 }
 
 /// What happens on a connection.
@@ -161,7 +172,7 @@ struct Origin {
 struct Open {
     count: Rc<Cell<usize>>,
     worker: Rc<Worker>,
-    id: Option<u64>,
+    id: Option<usize>,
 }
 
 impl Open {

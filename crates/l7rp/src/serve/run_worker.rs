@@ -325,7 +325,7 @@ struct Entry {
     worker: Rc<Worker>,
     listener: Arc<Listener>,
     door: Arc<Door>,
-    id: Option<u64>,
+    id: Option<usize>,
 }
 
 impl Drop for Entry {
@@ -347,6 +347,7 @@ async fn sweep(worker: Rc<Worker>) {
         worker.counts().alive_at.store(now.0, Relaxed);
         worker.idle.sweep(now, worker.index);
         worker.h2.sweep(now);
+        worker.trim();
         // A worker that nobody asks anything of must not keep an old snapshot.
         let _ = worker.snapshot();
     }

@@ -202,7 +202,7 @@ pub async fn ask(stream: Stream, text: &str, is_tls: bool) -> Result<u16, Failur
     let mut head = h1_request::Request::default();
     parse_request(text.as_bytes(), &mut head, MAX_HEAD)?;
     let scheme = if is_tls { Scheme::HTTPS } else { Scheme::HTTP };
-    let request = request_to_h2(text.as_bytes(), &head, scheme)?;
+    let request = request_to_h2(&Bytes::copy_from_slice(text.as_bytes()), &head, scheme)?;
     let closed = |_| Failure::UpstreamClosed;
     let builder = h2::client::Builder::new().enable_push(false).clone();
     let (send, driver) = builder.handshake::<_, Bytes>(stream).await.map_err(closed)?;
@@ -305,7 +305,8 @@ impl Far {
         let Some(len) = poll_fn(|cx| self.poll_head(cx, &mut buf, &mut head)).await else {
             return false;
         };
-        let Ok(request) = request_to_h2(&buf[..len], &head, self.scheme.clone()) else {
+        let mut all = Bytes::from(buf);
+        let Ok(request) = request_to_h2(&all, &head, self.scheme.clone()) else {
             self.pipe.break_off(ErrorKind::InvalidData);
             return false;
         };
@@ -320,7 +321,7 @@ impl Far {
             self.pipe.break_off(ErrorKind::ConnectionAborted);
             return true;
         };
-        let outflow = (!ends).then(|| Outflow::new(stream, head.framing, buf.split_off(len)));
+        let outflow = (!ends).then(|| Outflow::new(stream, head.framing, all.split_off(len)));
         let mut way = Way {
             pipe: self.pipe,
             outflow,

@@ -1,7 +1,8 @@
 //! One stream: an exchange at the one end of a pipe, and HTTP/2 at the other.
 
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
 use std::io;
+use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -41,20 +42,23 @@ pub(super) async fn serve(
     respond: SendResponse<Bytes>,
 ) {
     let (head, mut body) = request.into_parts();
-    let patience = origin.listener.plan.timeouts.read;
-    let first = tokio::time::timeout(patience, first_part(&head, &mut body)).await;
-    let first = match first {
-        Ok(Ok(first)) => first,
-        // The client has reset the stream meanwhile.
-        Ok(Err(_)) => return,
-        // There may be a body after all. The exchange waits for it, and says that it has not come.
-        Err(_) => None,
-    };
+    let mut first = None;
+    if may_have_none(&head) && !body.is_end_stream() {
+        let patience = origin.listener.plan.timeouts.read;
+        first = match tokio::time::timeout(patience, first_part(&mut body)).await {
+            Ok(Ok(first)) => first,
+            // The client has reset the stream meanwhile.
+            Ok(Err(_)) => return,
+            // There may be a body after all. The exchange waits for it, and says that it has not
+            // come.
+            Err(_) => None,
+        };
+    }
     let ends = first.is_none() && body.is_end_stream();
     // What follows an extended CONNECT is of another protocol: nothing of it is framed here.
     let is_tunnel = head.method == Method::CONNECT;
     let framing = if is_tunnel { Body::Length } else { Body::of(&head.headers, ends) };
-    let (near, far) = Pipe::pair();
+    let (near, mut far) = Pipe::pair();
     let clock = worker.process.clock;
     let client = Client {
         stream: Stream::Pipe(near),
@@ -75,44 +79,64 @@ pub(super) async fn serve(
     // What was asked is kept once, as the exchange reads it.
     drop(head);
     let refusal = text.as_ref().err().copied();
+    if let Ok(text) = text {
+        far.begin_with(text);
+    }
     let listener = origin.listener.clone();
-    let exchange = async move {
+    let exchange = pin!(async move {
         match refusal {
             None => h1::serve(worker, listener, client).await,
             Some(failure) => h1::refuse_all(worker, &listener, client, failure, is_call).await,
         }
-    };
+    });
     let mut inflow = Inflow::new(body, framing);
     if let Some(first) = first {
         inflow.begin_with(first);
     }
     let far = Far {
         pipe: far,
-        head: text.unwrap_or_default(),
         inflow: Some(inflow),
         respond,
         to_head,
         patience: origin.listener.plan.timeouts.write,
         clock,
     };
-    let ((), stalled) = tokio::join!(exchange, far.run());
-    if stalled {
+    if both(exchange, pin!(far.run())).await {
         origin.listener.stats[worker.index].h2_stalled.up();
     }
 }
 
-/// Whether a request that may well have no body has one: what a head without the end of the
-/// stream does not tell, for many clients say it with an empty DATA frame behind.
-async fn first_part(
-    head: &request::Parts,
-    body: &mut RecvStream,
-) -> Result<Option<Bytes>, h2::Error> {
+/// Has both ends of a stream go on until both have ended. True: the client did not take the answer.
+async fn both(
+    mut exchange: Pin<&mut impl Future<Output = ()>>,
+    mut far: Pin<&mut impl Future<Output = bool>>,
+) -> bool {
+    let (mut is_served, mut stalled) = (false, None);
+    poll_fn(|cx| {
+        is_served = is_served || exchange.as_mut().poll(cx).is_ready();
+        if stalled.is_none()
+            && let Poll::Ready(end) = far.as_mut().poll(cx)
+        {
+            stalled = Some(end);
+        }
+        match stalled {
+            Some(stalled) if is_served => Poll::Ready(stalled),
+            _ => Poll::Pending,
+        }
+    })
+    .await
+}
+
+/// Whether a request may well have no body, although its head is not the end of the stream: many
+/// clients say it with an empty DATA frame behind.
+fn may_have_none(head: &request::Parts) -> bool {
     let rarely =
         matches!(head.method, Method::GET | Method::HEAD | Method::DELETE | Method::OPTIONS);
-    let is_framed = head.headers.contains_key(http::header::CONTENT_LENGTH);
-    if !rarely || is_framed || body.is_end_stream() {
-        return Ok(None);
-    }
+    rarely && !head.headers.contains_key(http::header::CONTENT_LENGTH)
+}
+
+/// The first part of a body; none if there is no body.
+async fn first_part(body: &mut RecvStream) -> Result<Option<Bytes>, h2::Error> {
     loop {
         match poll_fn(|cx| body.poll_data(cx)).await.transpose()? {
             Some(part) if part.is_empty() && !body.is_end_stream() => {}
@@ -135,8 +159,6 @@ enum End {
 /// The far end of a stream's pipe.
 struct Far {
     pipe: Pipe,
-    /// What is left of the request's head.
-    head: Vec<u8>,
     /// The request's body, until all of it has come.
     inflow: Option<Inflow>,
     respond: SendResponse<Bytes>,
@@ -185,7 +207,7 @@ impl Far {
             self.poll_head(cx, &mut buf, &mut head).map(Some)
         });
         let Some(result) = began.await else { return false };
-        let Ok((response, len)) = result else {
+        let Ok((response, rest)) = result else {
             // It has ended without an answer: nothing was committed, and nothing may look so.
             self.respond.send_reset(Reason::INTERNAL_ERROR);
             return false;
@@ -197,7 +219,7 @@ impl Far {
             return false;
         }
         let framing = if is_tunnel { l7rp_core::http1::Framing::UntilClose } else { head.framing };
-        let mut outflow = Outflow::new(stream, framing, buf.split_off(len));
+        let mut outflow = Outflow::new(stream, framing, rest);
         let (clock, patience) = (self.clock, self.patience);
         let now = clock.now();
         let mut taking = Taking { timer: Timer::new(clock), since: now, taken: 0, waited: false };
@@ -230,15 +252,6 @@ impl Far {
 
     /// Moves the request on. Ready: the client has given the stream up.
     fn poll_request(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        while !self.head.is_empty() {
-            if let Ok(n) = ready!(self.pipe.poll_write(cx, &self.head, b"")) {
-                self.head.drain(..n);
-            } else {
-                // The exchange reads no further; what it says about that is on its way.
-                self.head.clear();
-                self.inflow = None;
-            }
-        }
         let Some(inflow) = &mut self.inflow else { return Poll::Pending };
         match ready!(inflow.poll(cx, &mut self.pipe)) {
             Ok(()) => self.inflow = None,
@@ -249,23 +262,31 @@ impl Far {
     }
 
     /// Reads the head of the answer, and passes on what is interim. The answer's head as HTTP/2,
-    /// and its length in `buf`.
+    /// and what has come behind it.
     fn poll_head(
         &mut self,
         cx: &mut Context<'_>,
         buf: &mut Vec<u8>,
         head: &mut h1_response::Response,
-    ) -> Poll<Result<(Response<()>, usize), Failure>> {
+    ) -> Poll<Result<(Response<()>, Bytes), Failure>> {
         loop {
-            match parse_response(buf, head, self.to_head, MAX_HEAD) {
-                Ok(Some(len)) if head.status < 200 && head.status != 101 => {
-                    if let Ok(interim) = response_to_h2(buf, head) {
+            let parsed = if buf.is_empty() {
+                Ok(None)
+            } else {
+                parse_response(buf, head, self.to_head, MAX_HEAD)
+            };
+            match parsed {
+                Ok(Some(len)) => {
+                    let mut all = Bytes::from(std::mem::take(buf));
+                    let response = response_to_h2(&all, head);
+                    let rest = all.split_off(len);
+                    if head.status >= 200 || head.status == 101 {
+                        return Poll::Ready(response.map(|head| (head, rest)));
+                    }
+                    if let Ok(interim) = response {
                         let _ = self.respond.send_informational(interim);
                     }
-                    buf.drain(..len);
-                }
-                Ok(Some(len)) => {
-                    return Poll::Ready(response_to_h2(buf, head).map(|head| (head, len)));
+                    buf.extend_from_slice(&rest);
                 }
                 Ok(None) => match ready!(self.pipe.poll_fill(cx, buf)) {
                     Ok(n) if n > 0 => {}
