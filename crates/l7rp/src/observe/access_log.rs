@@ -319,11 +319,17 @@ fn digit(n: u64) -> u8 {
 
 /// A JSON string. Octets outside visible ASCII are written as the code point of the same
 /// number, so that a line is valid whatever a client sends and what it sent can be told.
-#[inline]
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a key of known length is a few stores")]
 fn text(out: &mut Vec<u8>, key: &str, value: &[u8]) {
     out.extend_from_slice(key.as_bytes());
-    out.push(b'"');
+    string(out, value);
+}
+
+fn string(out: &mut Vec<u8>, value: &[u8]) {
     let value = &value[..value.len().min(MAX_TEXT)];
+    out.reserve(value.len() + 2);
+    out.push(b'"');
     if is_plain(value) {
         out.extend_from_slice(value);
     } else {
@@ -343,14 +349,16 @@ fn plain(out: &mut Vec<u8>, key: &str, value: &str) {
 
 /// Whether it stands in a line as it is: visible ASCII without quotes and backslashes. Looks at
 /// eight octets at a time, as most values are too short for wider steps; the last eight may
-/// overlap those before.
+/// overlap those before, and so may the two halves of what is shorter.
 fn is_plain(value: &[u8]) -> bool {
-    let (eights, rest) = value.as_chunks::<8>();
+    let (eights, _) = value.as_chunks::<8>();
     let odd = eights.iter().fold(0, |seen, eight| seen | odd_ones(u64::from_le_bytes(*eight)));
-    let last = match value.last_chunk::<8>() {
-        Some(last) => u64::from_le_bytes(*last),
+    let four = |four: &[u8; 4]| u64::from(u32::from_le_bytes(*four));
+    let last = match (value.last_chunk::<8>(), value.first_chunk::<4>(), value.last_chunk::<4>()) {
+        (Some(last), ..) => u64::from_le_bytes(*last),
+        (None, Some(first), Some(last)) => four(first) | four(last) << 32,
         // Filled up with what is plain.
-        None => rest.iter().fold(0x2020_2020_2020_2020, |last, &b| last << 8 | u64::from(b)),
+        _ => value.iter().fold(0x2020_2020_2020_2020, |last, &b| last << 8 | u64::from(b)),
     };
     (odd | odd_ones(last)) == 0
 }
