@@ -29,8 +29,8 @@ impl Stop {
         Ok(Self { interrupt, terminate, runtime })
     }
 
-    /// Blocks until one of them comes, or returns at once if one has.
-    pub fn wait(mut self) {
+    /// Blocks until one of them comes, or returns at once if one has since the last time.
+    pub fn wait(&mut self) {
         let (interrupt, terminate) = (&mut self.interrupt, &mut self.terminate);
         self.runtime.block_on(async {
             tokio::select! {
