@@ -33,18 +33,22 @@ pub struct Load {
     /// http://HOST:PORT/PATH or https://...
     #[arg(value_parser = str::parse::<Url>)]
     pub url: Url,
-    /// Requests at once, at most; as many connections, except with HTTP/2
+    /// Requests at once, at most
+    ///
+    /// With HTTP/1.1 there are as many connections.
     #[arg(short = 'c', long, value_name = "N", default_value_t = 64)]
     #[arg(value_parser = RangedU64ValueParser::<u32>::new().range(1..=100_000))]
     pub concurrency: u32,
-    /// Constant rate in all, each second [default: as fast as answers come]
+    /// Requests each second [default: as answers come]
     ///
     /// A request that finds all connections busy waits for one, and its latency counts from when
     /// it was due.
     #[arg(long, value_name = "N")]
     #[arg(value_parser = RangedU64ValueParser::<u64>::new().range(1..=10_000_000))]
     pub rate: Option<u64>,
-    /// Start requests for so long; those in flight are waited for
+    /// How long requests are started
+    ///
+    /// Those in flight at its end are waited for, and are no failures.
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = moment)]
     pub duration: Duration,
     /// Make so many requests instead

@@ -84,8 +84,11 @@ impl Desk {
             Next::Over => return None,
             Next::Wait(_) => {
                 let (give, given) = oneshot::channel();
+                let is_first = self.waiting.borrow().is_empty();
                 self.waiting.borrow_mut().push_back(give);
-                self.changed.notify_one();
+                if is_first {
+                    self.changed.notify_one();
+                }
                 given.await.ok()?
             }
         };
@@ -93,7 +96,7 @@ impl Desk {
         Some(turn)
     }
 
-    /// Gives turns to those who wait for one, each when it is due. Ends when there are no more.
+    /// Gives turns to those who wait for one, each when it is due. Ends only if it cannot.
     pub(super) async fn pace(&self, alarm: &mut Alarm) -> std::io::Result<()> {
         loop {
             if self.waiting.borrow().is_empty() {
@@ -163,7 +166,7 @@ impl Desk {
         now
     }
 
-    /// The peer had closed a kept connection, or closed it on our request, without a word.
+    /// Counts a kept connection that the peer has closed without a word.
     pub(super) fn reconnects(&self) {
         self.tally.borrow_mut().reconnects += 1;
     }

@@ -39,9 +39,14 @@ impl FromStr for Url {
         if authority.contains('@') {
             return Err("a name and password in the URL are not sent; use --header".to_owned());
         }
-        let host = uri.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
-        let port = uri.port_u16().unwrap_or(if is_tls { 443 } else { 80 });
-        if host.is_empty() || port == 0 || authority.ends_with(':') {
+        let host = uri.host().unwrap_or_default();
+        let port = match authority.strip_prefix(host).unwrap_or_default() {
+            "" if is_tls => 443,
+            "" => 80,
+            written => written.trim_start_matches(':').parse().map_err(|_| FORM)?,
+        };
+        let host = host.trim_matches(['[', ']']).to_owned();
+        if host.is_empty() || port == 0 {
             return Err(FORM.to_owned());
         }
         let target = uri.path_and_query().map_or("", |target| target.as_str());
