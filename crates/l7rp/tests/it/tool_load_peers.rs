@@ -71,7 +71,7 @@ fn http2_streams_that_fail_are_told() {
     });
     let hangs = H2Origin::start(|incoming| async move {
         let _incoming = incoming;
-        std::future::pending().await
+        std::future::pending::<()>().await;
     });
     let plain = Origin::start(reply::raw("HTTP/1.1 400 Bad Request\r\n\r\n"));
     for (url, kind) in [

@@ -299,3 +299,114 @@ fn octets(n: u64) -> String {
     }
     if unit == "B" { format!("{n} B") } else { format!("{value:.1} {unit}") }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::busy::Busy;
+    use super::super::tally::Failure;
+    use super::super::{Ask, Trust};
+    use super::*;
+
+    const START: Nanos = Nanos(1_000_000_000);
+
+    fn plan(pace: Pace, end: End) -> Plan {
+        let ask = Ask { method: None, fields: Vec::new(), body: 0, chunked: false, close: false };
+        Plan {
+            url: "http://a.test/".parse().unwrap(),
+            ask,
+            pace,
+            end,
+            warm_up: Duration::from_secs(1),
+            concurrency: 5,
+            streams: None,
+            threads: 2,
+            timeout: Duration::from_secs(9),
+            trust: Trust::default(),
+            hold: 0,
+        }
+    }
+
+    /// One of two threads, with so many answers.
+    fn outcome(answers: u64, cut_off: Nanos) -> Outcome {
+        let mut tally = Tally::new().unwrap();
+        for n in 0..answers {
+            tally.answered(200, Duration::from_micros(100 + n));
+        }
+        (tally.measured, tally.last) = (answers, START.plus(Duration::from_secs(5)));
+        Outcome { tally, cut_off, held_open: 0, busy: Busy { running: 0.5, waiting: 0.1 } }
+    }
+
+    #[test]
+    fn the_rate_is_that_of_the_time_that_counts() {
+        let two = End::After(Duration::from_secs(2));
+        let cut_off = START.plus(Duration::from_secs(3));
+        let early = START.plus(Duration::from_secs(2));
+        for (end, cut_off, seconds, interrupted) in [
+            (two, cut_off, 2.0, false),
+            (two, early, 1.0, true),
+            (End::Requests(40), Nanos::NEVER, 4.0, false),
+            (End::Requests(99), early, 1.0, true),
+            // Before it has begun.
+            (two, Nanos(0), 0.0, true),
+        ] {
+            let outcomes = vec![outcome(30, cut_off), outcome(10, cut_off)];
+            let report = Report::new(&plan(Pace::Closed, end), START, outcomes);
+            assert_eq!((report.duration_s, report.interrupted), (seconds, interrupted), "{end:?}");
+            assert_eq!((report.answers, report.threads), (40, 2));
+            let is_right = (report.rate_per_s * seconds - 40.0).abs() < 1e-6;
+            assert!(seconds == 0.0 || is_right, "{end:?}");
+        }
+    }
+
+    #[test]
+    fn what_must_be_known_is_said() {
+        let end = End::After(Duration::from_secs(2));
+        let cut_off = START.plus(Duration::from_secs(3));
+        let report = |change: &dyn Fn(&mut Outcome)| {
+            let mut outcomes = vec![outcome(3, cut_off), outcome(3, cut_off)];
+            change(&mut outcomes[1]);
+            Report::new(&plan(Pace::Open(9), end), START, outcomes)
+        };
+        let calm = report(&|_| {});
+        assert!(calm.warnings().is_empty() && !calm.has_failed());
+        let busy = report(&|one| one.busy = Busy { running: 0.55, waiting: 0.36 });
+        let text = busy.text(Ink::Ascii);
+        assert!(text.contains("ran for 55 %") && text.contains("for 36 %"), "{text}");
+        let behind = report(&|one| one.tally.never_started = 7);
+        assert!(behind.text(Ink::Ascii).contains("7 requests were due"), "{behind:?}");
+        let failed = report(&|one| one.tally.failed(Failure::new(Kind::Tls, "no")));
+        assert!(failed.has_failed() && failed.text(Ink::Ascii).contains("tls: no"));
+        assert!(
+            Report::new(&plan(Pace::Closed, end), START, vec![outcome(0, cut_off)]).has_failed()
+        );
+    }
+
+    #[test]
+    fn the_keys_of_the_json_are_a_contract() {
+        let end = End::Requests(1);
+        let plan = Plan { hold: 1, ..plan(Pace::Open(9), end) };
+        let report = Report::new(&plan, START, vec![outcome(1, Nanos::NEVER)]);
+        let json = serde_json::to_value(&report).unwrap();
+        let keys = |value: &serde_json::Value| {
+            let mut keys: Vec<_> = value.as_object().unwrap().keys().cloned().collect();
+            keys.sort_unstable();
+            keys.join(" ")
+        };
+        assert_eq!(
+            keys(&json),
+            "answers concurrency connections connections_opened cut duration_s error_examples \
+             errors held http interrupted latency mode never_started rate_per_s received_bytes \
+             reconnects requested_rate_per_s requests sent_bytes statuses threads tool url \
+             warm_up_requests warm_up_s"
+        );
+        assert_eq!(
+            keys(&json["latency"]),
+            "buckets max_us mean_us min_us p50_us p90_us p999_us p99_us"
+        );
+        assert_eq!(keys(&json["latency"]["buckets"][0]), "count up_to_us");
+        assert_eq!(keys(&json["tool"]), "running_ratio waiting_ratio");
+        assert_eq!(keys(&json["errors"]), "connect protocol reset timeout tls");
+    }
+}
