@@ -16,7 +16,7 @@
 //! | [`upstream`] | pools, connections, names |
 //! | [`observe`] | metrics, log lines, events |
 //! | [`admin`] | endpoints about the proxy itself |
-//! | [`tools`] | what proves a configuration: test backend, demo |
+//! | [`tools`] | what proves a configuration: test backend, load generator, demo |
 //!
 //! Dependencies run one way: cli → running → {config, live, serve, admin}; serve → exchange →
 //! upstream; all → clock, observe, `l7rp_core`.

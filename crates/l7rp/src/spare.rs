@@ -62,7 +62,9 @@ mod tests {
             // Forty at once are needed again and again.
             let used: Vec<_> = std::iter::from_fn(|| spare.take()).take(40).collect();
             assert_eq!(used.len(), 40);
-            used.into_iter().for_each(|n| spare.give(n));
+            for n in used {
+                spare.give(n);
+            }
             spare.trim();
         }
         assert_eq!(count(), 40 + 60 / 8 + 1);

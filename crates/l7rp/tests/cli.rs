@@ -120,6 +120,8 @@ fn what_is_wrong_ends_with_2() {
         ("--listen 127.0.0.1:0 --backends http://a --config x".to_owned(), "cannot be used with"),
         ("--backends http://a --tracing-endpoint http://a".to_owned(), "--tracing-endpoint"),
         ("man nonsense".to_owned(), "l7rp -h"),
+        ("load a.test".to_owned(), "write http://HOST"),
+        ("load --hold 1000000 http://127.0.0.1:1".to_owned(), "open files"),
     ] {
         let (code, out, err) = output(&line);
         assert_eq!((code, out.as_str()), (Some(2), ""), "{line}: {err}");

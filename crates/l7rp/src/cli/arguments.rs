@@ -8,6 +8,7 @@ use clap::builder::RangedU64ValueParser;
 use clap::{Args, Parser, Subcommand};
 
 use super::ask::Instance;
+use super::load::Load;
 use crate::config::{self, plan::Bind};
 use crate::observe::event::Level;
 use crate::tools::backend::{Flap, is_name};
@@ -21,6 +22,8 @@ use crate::tools::backend::{Flap, is_name};
     args_conflicts_with_subcommands = true,
     disable_help_subcommand = true,
     max_term_width = 100,
+    // One blank line less, so that all of it fits a screen.
+    help_template = "{about-with-newline}{usage-heading} {usage}\n\n{all-args}{after-help}",
     after_long_help = "Exit codes: 0 all is well, 1 failed at run time, 2 wrong usage or \
                        configuration, 3 ended by force, 4 changes found by plan, or something by --lint.\n\
                        Long flags may begin with one dash: -config=FILE."
@@ -111,6 +114,8 @@ pub enum Command {
     Top(Top),
     /// Run a backend that misbehaves on demand
     Backend(Backend),
+    /// Make load, and tell what came of it
+    Load(Box<Load>),
     /// Run a proxy and three backends to play with
     Demo(Demo),
     /// Print completions for a shell
@@ -378,7 +383,7 @@ fn flap(text: &str) -> Result<Flap, String> {
 }
 
 /// A time; a bare number is meant in `unit`. Not longer than a year, so that sums are safe.
-fn time(text: &str, unit: &str) -> Option<Duration> {
+pub(super) fn time(text: &str, unit: &str) -> Option<Duration> {
     const YEAR: f64 = 365.0 * 86_400.0;
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, written) = text.split_at(end);
@@ -392,9 +397,42 @@ fn time(text: &str, unit: &str) -> Option<Duration> {
     (0.0..=YEAR).contains(&seconds).then(|| Duration::from_secs_f64(seconds))
 }
 
+/// Octets: a number, or one with a unit. Not more than 1 TiB.
+pub(super) fn size(text: &str) -> Option<u64> {
+    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(end);
+    let unit: u64 = match unit {
+        "" => 1,
+        "k" | "K" | "KiB" => 1 << 10,
+        "m" | "M" | "MiB" => 1 << 20,
+        "g" | "G" | "GiB" => 1 << 30,
+        _ => return None,
+    };
+    number.parse::<u64>().ok()?.checked_mul(unit).filter(|size| *size <= 1 << 40)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sizes() {
+        for (text, octets) in [
+            ("0", Some(0)),
+            ("100", Some(100)),
+            ("16k", Some(16 << 10)),
+            ("2MiB", Some(2 << 20)),
+            ("1G", Some(1 << 30)),
+            ("2000g", None),
+            ("", None),
+            ("k", None),
+            ("1.5k", None),
+            ("16 k", None),
+            ("16kb", None),
+        ] {
+            assert_eq!(size(text), octets, "{text}");
+        }
+    }
 
     #[test]
     fn times() {

@@ -9,7 +9,7 @@ use crate::tools::backend::{self, Ending, Faults, Options};
 use crate::tools::stop::Stop;
 
 pub(super) fn run(asked: &Backend) -> ExitCode {
-    let stop = match Stop::install() {
+    let mut stop = match Stop::install() {
         Ok(stop) => stop,
         Err(e) => return failed(&format!("cannot catch signals: {e}")),
     };

@@ -14,7 +14,7 @@ const LAST_LINES: Duration = Duration::from_secs(1);
 
 pub(super) fn run(asked: &arguments::Demo) -> ExitCode {
     let prepared = Stop::install().and_then(|stop| Ok((stop, Log::start(std::io::stdout())?)));
-    let (stop, log) = match prepared {
+    let (mut stop, log) = match prepared {
         Ok(prepared) => prepared,
         Err(e) => return failed(&format!("cannot start: {e}")),
     };

@@ -18,6 +18,7 @@ mod completions;
 mod demo;
 mod explain;
 mod go_flags;
+mod load;
 mod man;
 mod plan;
 mod schema;
@@ -63,6 +64,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Some(arguments::Command::Status(asked)) => status::run(&asked),
         Some(arguments::Command::Top(asked)) => top::run(&asked),
         Some(arguments::Command::Backend(asked)) => backend::run(&asked),
+        Some(arguments::Command::Load(asked)) => load::run(&asked),
         Some(arguments::Command::Demo(asked)) => demo::run(&asked),
         Some(arguments::Command::Completions(asked)) => completions::run(&asked),
         Some(arguments::Command::Man(asked)) => man::run(&asked),
@@ -106,7 +108,7 @@ mod tests {
         for line in help.lines() {
             assert!(line.chars().count() <= 80, "{line}");
         }
-        for name in ["backend", "demo", "check", "plan", "status", "top", "explain"] {
+        for name in ["backend", "demo", "check", "plan", "status", "top", "explain", "load"] {
             let mut command = Arguments::command();
             let command = command.find_subcommand_mut(name).unwrap();
             let help = command.clone().term_width(80).render_help().to_string();
@@ -153,6 +155,11 @@ mod tests {
             "l7rp backend --listen 127.0.0.1:9001 --name one --fail-every 3",
             "l7rp backend -name=one --hang --slow 300 --fault-every 2",
             "l7rp backend --drop-mid --drip 5 --flap 10,500ms",
+            "l7rp load http://a:81/x?y",
+            "l7rp load -c 8 --rate 1000 --duration 500ms --warm-up 1 --threads 2 http://a",
+            "l7rp load --requests 5 --new-connections --timeout 1s --json https://[::1]/",
+            "l7rp load -X PUT -H A:b -H C:d --body-size 16k --chunked --hold 9 http://a",
+            "l7rp load -http2 -streams 4 -cacert ca.pem https://a",
             "l7rp status",
             "l7rp status -admin=unix:/run/l7rp.sock --json",
             "l7rp top --admin http://[::1]:9090 --interval 500ms",
@@ -201,6 +208,17 @@ mod tests {
             ("l7rp backend --flap 5", "UP,DOWN"),
             ("l7rp backend --flap 0,0", "UP,DOWN"),
             ("l7rp backend --slow soon", "300ms"),
+            ("l7rp load", "URL"),
+            ("l7rp load a.test", "http://HOST"),
+            ("l7rp load --rate 0 http://a", "1.."),
+            ("l7rp load -c 0 http://a", "1.."),
+            ("l7rp load --requests 5 --duration 1s http://a", "--duration"),
+            ("l7rp load --streams 5 http://a", "--http2"),
+            ("l7rp load --http2 --chunked http://a", "--chunked"),
+            ("l7rp load --header nonsense http://a", "Name: value"),
+            ("l7rp load --header Connection:close http://a", "--new-connections"),
+            ("l7rp load --body-size 1kb http://a", "16k"),
+            ("l7rp load --duration soon http://a", "10s"),
         ] {
             let e = read(line).expect_err(line);
             assert_eq!(e.exit_code(), 2, "{line}");

@@ -46,7 +46,7 @@ pub(super) fn run(asked: &arguments::Top) -> ExitCode {
 }
 
 /// Waits for a signal; its end of the channel goes away when one has come.
-fn watch(stop: Stop) -> io::Result<Receiver<()>> {
+fn watch(mut stop: Stop) -> io::Result<Receiver<()>> {
     let (ends, stopped) = sync_channel::<()>(1);
     thread::Builder::new().name("signals".to_owned()).spawn(move || {
         stop.wait();

@@ -63,6 +63,15 @@ impl Originator {
         })
     }
 
+    /// The same, but each handshake is a full one.
+    #[must_use]
+    pub fn without_resumption(mut self) -> Self {
+        for config in [&mut self.config, &mut self.only_h1] {
+            Arc::make_mut(config).resumption = Resumption::disabled();
+        }
+        self
+    }
+
     /// Shakes hands with the upstream `host`, a name or an IP address without brackets. Whether
     /// it is HTTP/2 that is talked comes with the stream. `only_h1`: it is not offered. The caller
     /// has the deadline.

@@ -47,8 +47,8 @@ impl Stop {
         Ok(Self { signals, runtime })
     }
 
-    /// Blocks until one of them comes, or returns at once if one has.
-    pub fn wait(mut self) {
+    /// Blocks until one of them comes, or returns at once if one has since the last time.
+    pub fn wait(&mut self) {
         let signals = &mut self.signals;
         self.runtime.block_on(poll_fn(|cx| {
             let came = signals.iter_mut().any(|one| one.poll_recv(cx).is_ready());
