@@ -7,9 +7,11 @@
     reason = "a chore talks to the person who called it"
 )]
 
+mod baseline;
 mod ci;
 mod demo;
 mod fuzz;
+mod instructions;
 mod lint;
 mod loom;
 mod quickstart;
@@ -31,13 +33,16 @@ usage: cargo xtask RECIPE
                       (ARGS go to cargo test: `cargo xtask test --test tidy`)
   lint                formatting, clippy, dependencies, documentation, toolchain
   loom                what threads share, under every order in which they can take turns
+  instructions [--accept]
+                      count the instructions of what is done for each request: no more than
+                      before (--accept: that is what they are from now on)
   advisories          known faults in dependencies (asks the network)
   demo-check          `cargo run --release -- demo` starts, answers and stops
   quickstart-check    the README's quick start works as it is written
   fuzz [--seconds N]  run every fuzz target for N seconds (default 60)
   fuzz-build          build every fuzz target
-  ci                  what CI runs: test, demo-check, quickstart-check, lint, loom, and
-                      fuzz-build if cargo-fuzz is there
+  ci                  what CI runs: test, demo-check, quickstart-check, lint, loom,
+                      instructions, and fuzz-build if cargo-fuzz is there
   help                this text
 ";
 
@@ -68,6 +73,9 @@ fn dispatch(recipe: &str, rest: &[String]) -> Option<Done> {
     }
     if recipe == "fuzz" {
         return fuzz::seconds(rest).map(fuzz::run_all);
+    }
+    if recipe == "instructions" {
+        return instructions::asked(rest);
     }
     if !rest.is_empty() {
         return None;
