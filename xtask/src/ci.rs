@@ -1,7 +1,7 @@
 //! What CI runs, in the order that a newcomer would.
 
 use crate::run::Done;
-use crate::{bench, demo, fuzz, lint, loom, quickstart, test, tools};
+use crate::{bench, demo, fuzz, instructions, lint, loom, quickstart, test, tools};
 
 /// Tests come first: on a bare machine that shows that `cargo xtask test` needs nothing that
 /// another recipe installs.
@@ -11,6 +11,7 @@ pub(crate) fn all() -> Done {
     quickstart::check()?;
     lint::all()?;
     loom::all()?;
+    instructions::check()?;
     bench::check()?;
     bench::quick()?;
     // Building cargo-fuzz for a build check alone is not worth the minutes.

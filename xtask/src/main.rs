@@ -7,10 +7,12 @@
     reason = "a chore talks to the person who called it"
 )]
 
+mod baseline;
 mod bench;
 mod ci;
 mod demo;
 mod fuzz;
+mod instructions;
 mod lint;
 mod loom;
 mod quickstart;
@@ -32,6 +34,9 @@ usage: cargo xtask RECIPE
                       (ARGS go to cargo test: `cargo xtask test --test tidy`)
   lint                formatting, clippy, dependencies, documentation, toolchain
   loom                what threads share, under every order in which they can take turns
+  instructions [--accept]
+                      count the instructions of what is done for each request: no more than
+                      before (--accept: that is what they are from now on)
   advisories          known faults in dependencies (asks the network)
   demo-check          `cargo run --release -- demo` starts, answers and stops
   quickstart-check    the README's quick start works as it is written
@@ -41,9 +46,9 @@ usage: cargo xtask RECIPE
                       plots that the README shows (with ARGS, which go to bench/compare.py,
                       nothing is written); an hour on a quiet machine
   bench --quick       what a small request costs here and in HAProxy, in half a minute
-  ci                  what CI runs: test, demo-check, quickstart-check, lint, loom, the tests
-                      of the measurements and bench --quick (whose figure decides nothing),
-                      and fuzz-build if cargo-fuzz is there
+  ci                  what CI runs: test, demo-check, quickstart-check, lint, loom,
+                      instructions, the tests of the measurements and bench --quick (whose
+                      figure decides nothing), and fuzz-build if cargo-fuzz is there
   help                this text
 ";
 
@@ -77,6 +82,9 @@ fn dispatch(recipe: &str, rest: &[String]) -> Option<Done> {
     }
     if recipe == "fuzz" {
         return fuzz::seconds(rest).map(fuzz::run_all);
+    }
+    if recipe == "instructions" {
+        return instructions::asked(rest);
     }
     if !rest.is_empty() {
         return None;

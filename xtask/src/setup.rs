@@ -1,19 +1,21 @@
 //! Installs what is missing. Does nothing, quickly, when all is there.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::run::{Done, Failed, cargo, command, step, succeeds};
 use crate::tools::{self, Subcommand, System};
+use crate::{read, root};
 
 /// Packages start their services as they are installed unless this file says no.
 const SERVICE_POLICY: &str = "/usr/sbin/policy-rc.d";
 
-/// All that testing and linting need.
+/// All that testing, linting and counting instructions need.
 pub(crate) fn everything() -> Done {
     for_lint()?;
     for_tests()?;
-    println!("setup: all that testing and linting need is there");
+    for_instructions()?;
+    println!("setup: all that testing, linting and counting need is there");
     Ok(())
 }
 
@@ -59,6 +61,30 @@ fn system_programs() -> Done {
         format!("apt-get was content, but these programs are still missing:{}", listed(&still)),
         "install them by hand",
     ))
+}
+
+/// What counting instructions needs; where the runner is.
+pub(crate) fn for_instructions() -> Result<PathBuf, Failed> {
+    system_programs()?;
+    let lock = read("Cargo.lock")?;
+    let version = tools::locked(&lock, tools::RUNNER).ok_or_else(|| {
+        Failed::new(
+            format!("Cargo.lock has no {}", tools::RUNNER),
+            "it comes with the library gungraun, which the benchmarks are written with",
+        )
+    })?;
+    let runner = root().join(tools::RUNNER_FOLDER).join("bin").join(tools::RUNNER);
+    if !tools::is_version(&runner, version) {
+        step(
+            cargo().args(["install", "--locked", "--root", tools::RUNNER_FOLDER]).args([
+                tools::RUNNER,
+                "--version",
+                version,
+            ]),
+            "read the compiler's message above; the crate registry is needed",
+        )?;
+    }
+    Ok(runner)
 }
 
 /// What `cargo xtask lint` needs.

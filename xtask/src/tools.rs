@@ -61,6 +61,7 @@ pub(crate) const SYSTEM: &[System] = &[
     server("prometheus", "prometheus", "prometheus", "reads the metrics as yours will"),
     tool("pebble", "pebble", "a CA that is not ours"),
     tool("strace", "strace", "counts system calls"),
+    tool("valgrind", "valgrind", "counts instructions"),
     tool("jq", "jq", "judges JSON output"),
     tool("chromium", "chromium", "a browser that shows the live page"),
     python("grpc", "python3-grpcio", "a gRPC peer that is not tonic"),
@@ -80,6 +81,26 @@ pub(crate) const PYTHON_FOLDER: &str = "target/python";
 pub(crate) fn has_python_packages() -> bool {
     let import = format!("import {PYTHON_MODULE}");
     succeeds(command("/usr/bin/python3").env("PYTHONPATH", PYTHON_FOLDER).args(["-c", &import]))
+}
+
+/// Runs benchmarks under valgrind. A crate, in the version that the library has in Cargo.lock:
+/// the two understand no other.
+pub(crate) const RUNNER: &str = "gungraun-runner";
+/// Where it is installed: another project may need another version.
+pub(crate) const RUNNER_FOLDER: &str = "target/tools";
+
+/// Whether the program `path` says that it is of this version.
+pub(crate) fn is_version(path: &Path, version: &str) -> bool {
+    let output = command(path).arg("--version").output();
+    let words = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
+    words.is_ok_and(|words| words.split_whitespace().any(|word| word == version))
+}
+
+/// The version of a crate in the text of a Cargo.lock.
+pub(crate) fn locked<'a>(lock: &'a str, name: &str) -> Option<&'a str> {
+    let named = format!("name = \"{name}\"");
+    let mut lines = lock.lines().skip_while(|line| *line != named).skip(1);
+    lines.next()?.strip_prefix("version = \"")?.strip_suffix('"')
 }
 
 /// A cargo subcommand that comes as a crate.
@@ -136,6 +157,16 @@ mod tests {
         assert!(find("sh").is_some());
         assert!(find("no-such-program-here").is_none());
         assert!(!is_program(Path::new("/")));
+    }
+
+    #[test]
+    fn the_version_of_the_runner_is_that_of_the_library() {
+        let lock = "[[package]]\nname = \"a-b\"\nversion = \"2.0.0\"\n\n\
+                    [[package]]\nname = \"a\"\nversion = \"1.2.3\"\n";
+        assert_eq!(locked(lock, "a"), Some("1.2.3"));
+        assert_eq!(locked(lock, "b"), None);
+        let lock = crate::read("Cargo.lock").unwrap();
+        assert!(locked(&lock, RUNNER).is_some());
     }
 
     #[test]
