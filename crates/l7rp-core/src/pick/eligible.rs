@@ -1,13 +1,15 @@
-use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use crate::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 
-/// Which upstreams of a pool may be used: one bit each, so that a pool of a thousand is
-/// counted in sixteen words.
+/// Which upstreams of a pool may be used: one bit each. While all may, as they mostly do, none of
+/// the words is looked at.
 ///
 /// All accesses are relaxed: a bit carries nothing but itself, and a pick that sees it a moment
 /// late is the same as a pick made a moment earlier.
 #[derive(Debug)]
 pub struct Eligible {
     words: Box<[AtomicU64]>,
+    /// Bits that are set; a moment behind them, and so perhaps below 0 for as long.
+    count: AtomicI64,
     len: usize,
 }
 
@@ -15,7 +17,8 @@ impl Eligible {
     /// `len` upstreams, none of them eligible.
     #[must_use]
     pub fn new(len: usize) -> Self {
-        Self { words: (0..len.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(), len }
+        let words = (0..len.div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
+        Self { words, count: AtomicI64::new(0), len }
     }
 
     /// Lets `ix` in or keeps it out; says whether that is a change. An `ix` out of range is none.
@@ -27,7 +30,11 @@ impl Eligible {
         let bit = 1 << (ix % 64);
         let before =
             if eligible { word.fetch_or(bit, Relaxed) } else { word.fetch_and(!bit, Relaxed) };
-        (before & bit != 0) != eligible
+        let is_change = (before & bit != 0) != eligible;
+        if is_change {
+            self.count.fetch_add(if eligible { 1 } else { -1 }, Relaxed);
+        }
+        is_change
     }
 
     /// Whether `ix` is eligible.
@@ -39,13 +46,16 @@ impl Eligible {
     /// How many are eligible.
     #[must_use]
     pub fn count(&self) -> usize {
-        self.words.iter().map(|word| word.load(Relaxed).count_ones() as usize).sum()
+        usize::try_from(self.count.load(Relaxed)).unwrap_or(0)
     }
 
     /// The `k`-th eligible one, from 0. `None` if there are not that many, which can happen
     /// just after [`Eligible::count`] said otherwise.
     #[must_use]
     pub fn nth(&self, mut k: usize) -> Option<usize> {
+        if k < self.len && self.count() == self.len {
+            return Some(k);
+        }
         for (i, word) in self.words.iter().enumerate() {
             let word = word.load(Relaxed);
             let ones = word.count_ones() as usize;

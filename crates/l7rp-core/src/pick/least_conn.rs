@@ -1,12 +1,25 @@
 use super::Ask;
 use super::dice::Dice;
 
+/// Upstreams that are drawn blindly before all are gone through.
+const BLIND: usize = 8;
+
 /// The upstream with the fewest requests in flight; among equals, each is as likely.
 ///
-/// One pass: of k equals seen so far the last is kept with probability 1/k (reservoir
-/// sampling), which is uniform without a list of them.
+/// Nobody has fewer than none: of many, one that is idle is found by drawing, where there are
+/// enough of them. Else it takes one pass: of k equals seen so far the last is kept with
+/// probability 1/k (reservoir sampling), which is uniform without a list of them.
 pub(super) fn pick(ask: &Ask<'_>) -> Option<usize> {
     let mut dice = Dice::new(ask.draw);
+    let eligible = ask.eligible.count();
+    if eligible > BLIND {
+        for _ in 0..BLIND {
+            let drawn = ask.eligible.nth(dice.below(eligible as u64) as usize);
+            if let Some(ix) = drawn.filter(|&ix| ask.load(ix) == 0 && ask.open(ix)) {
+                return Some(ix);
+            }
+        }
+    }
     let mut best = None;
     let mut least = u32::MAX;
     let mut equals = 0;

@@ -6,10 +6,10 @@
 //!
 //! | file | algorithm | cost for n upstreams |
 //! |---|---|---|
-//! | `round_robin` | exact alternation | n/64 |
+//! | `round_robin` | exact alternation | 1, or n/64 while some are out |
 //! | `weighted_rr` | smooth, like nginx | 1 |
-//! | `least_conn` | lowest in-flight, random among equals | n |
-//! | `p2c_ewma` | the better of two by latency × load | n/64 |
+//! | `least_conn` | lowest in-flight, random among equals | 1 while many are idle, else n |
+//! | `p2c_ewma` | the better of two by latency × load | 1, or n/64 while some are out |
 //! | `consistent_hash` | a ring, with or without bounded load | log of the ring, n under load |
 
 mod consistent_hash;

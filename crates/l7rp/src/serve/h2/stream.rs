@@ -39,7 +39,7 @@ pub(super) async fn serve(
     worker: &Rc<Worker>,
     origin: &Origin,
     request: Request<RecvStream>,
-    respond: SendResponse<Bytes>,
+    mut respond: SendResponse<Bytes>,
 ) {
     let (head, mut body) = request.into_parts();
     let mut first = None;
@@ -58,6 +58,10 @@ pub(super) async fn serve(
     // What follows an extended CONNECT is of another protocol: nothing of it is framed here.
     let is_tunnel = head.method == Method::CONNECT;
     let framing = if is_tunnel { Body::Length } else { Body::of(&head.headers, ends) };
+    // What is known to be malformed goes nowhere (RFC 9113 §8.1.1).
+    if poll_fn(|cx| Poll::Ready(respond.poll_reset(cx).is_ready())).await {
+        return;
+    }
     let (near, mut far) = Pipe::pair();
     let clock = worker.process.clock;
     let client = Client {
