@@ -7,6 +7,8 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use rustix::process::nice;
+
 /// What a pipe takes as a whole.
 const PIPE_BUF: usize = 4096;
 /// Chunks that wait at most.
@@ -20,6 +22,9 @@ const FULL_FOR: Duration = Duration::from_millis(2);
 const BUFFER: usize = 68 << 10;
 /// Buffers that are kept.
 const KEPT: usize = 16;
+
+/// How much nicer than the workers the writer is.
+const NICER: i32 = 5;
 
 enum Message {
     /// Whole lines, and how many.
@@ -72,9 +77,12 @@ impl Log {
         let (queue, messages) = sync_channel(QUEUE);
         let log = Self { queue, shared: Arc::default() };
         let shared = log.shared.clone();
-        std::thread::Builder::new()
-            .name("l7rp-log".into())
-            .spawn(move || write_all(out, &messages, &shared))?;
+        std::thread::Builder::new().name("l7rp-log".into()).spawn(move || {
+            // It has a core in common with a worker, and no request is to wait for lines. Where
+            // that cannot be had, it is as important as they are.
+            let _ = nice(NICER);
+            write_all(out, &messages, &shared);
+        })?;
         Ok(log)
     }
 
