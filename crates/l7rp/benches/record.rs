@@ -74,6 +74,7 @@ fn log_success(lines: &Lines, events: &Events) {
         ended: Some((End::Answered(200), Duration::from_millis(2))),
         link: Some(Link { reused: true, age: Duration::from_secs(12) }),
         is_hedge: false,
+        is_repeated: false,
         span: 0,
     };
     lines.add(
@@ -92,6 +93,7 @@ fn log_success(lines: &Lines, events: &Events) {
             client_identity: "",
             protocol: "HTTP/1.1",
             pool: "articles",
+            attempts: 1,
             tries: &[only],
             used: Some(&only),
             refused: &[],

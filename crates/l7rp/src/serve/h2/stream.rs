@@ -42,18 +42,9 @@ pub(super) async fn serve(
     mut respond: SendResponse<Bytes>,
 ) {
     let (head, mut body) = request.into_parts();
-    let mut first = None;
-    if may_have_none(&head) && !body.is_end_stream() {
-        let patience = origin.listener.plan.timeouts.read;
-        first = match tokio::time::timeout(patience, first_part(&mut body)).await {
-            Ok(Ok(first)) => first,
-            // The client has reset the stream meanwhile.
-            Ok(Err(_)) => return,
-            // There may be a body after all. The exchange waits for it, and says that it has not
-            // come.
-            Err(_) => None,
-        };
-    }
+    let patience = origin.listener.plan.timeouts.read;
+    // The client may have reset the stream meanwhile.
+    let Ok(first) = first_part(&head, &mut body, patience).await else { return };
     let ends = first.is_none() && body.is_end_stream();
     // What follows an extended CONNECT is of another protocol: nothing of it is framed here.
     let is_tunnel = head.method == Method::CONNECT;
@@ -139,15 +130,26 @@ fn may_have_none(head: &request::Parts) -> bool {
     rarely && !head.headers.contains_key(http::header::CONTENT_LENGTH)
 }
 
-/// The first part of a body; none if there is no body.
-async fn first_part(body: &mut RecvStream) -> Result<Option<Bytes>, h2::Error> {
-    loop {
-        match poll_fn(|cx| body.poll_data(cx)).await.transpose()? {
-            Some(part) if part.is_empty() && !body.is_end_stream() => {}
-            Some(part) if part.is_empty() => return Ok(None),
-            part => return Ok(part),
-        }
+/// The first part of a body that may well not be there; none if it is not.
+async fn first_part(
+    head: &request::Parts,
+    body: &mut RecvStream,
+    patience: Duration,
+) -> Result<Option<Bytes>, h2::Error> {
+    if !may_have_none(head) || body.is_end_stream() {
+        return Ok(None);
     }
+    let part = async {
+        loop {
+            match poll_fn(|cx| body.poll_data(cx)).await.transpose()? {
+                Some(part) if part.is_empty() && !body.is_end_stream() => {}
+                Some(part) if part.is_empty() => return Ok(None),
+                part => return Ok(part),
+            }
+        }
+    };
+    // There may be a body after all. The exchange waits for it, and says that it has not come.
+    tokio::time::timeout(patience, part).await.unwrap_or(Ok(None))
 }
 
 /// What becomes of a stream on which an answer has begun.
