@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use l7rp_core::limit::Slots;
 use l7rp_core::names::Nanos;
-use l7rp_core::pick::Seat;
+use l7rp_core::pick::{Eligible, Seat};
 use l7rp_core::upstream::breaker::{Breaker, Change, Mode, Rules, State, Trip, Verdict};
 use l7rp_core::window::{Ewma, HalfLife};
 use loom::sync::Arc;
@@ -379,6 +379,29 @@ fn seats_are_exact() {
         never_above(max, Seat::new, Seat::enter, Seat::leave, Seat::in_flight);
     }
     never_refused_when_free(Seat::new, Seat::enter, Seat::leave);
+}
+
+#[test]
+fn those_eligible_are_counted_exactly() {
+    check(THREE, || {
+        let set = Arc::new(Eligible::new(2));
+        set.set(0, true);
+        // The same bit and another one, from two sides.
+        let others: Vec<_> = [(0, false), (1, true)]
+            .into_iter()
+            .map(|(ix, eligible)| {
+                let set = set.clone();
+                thread::spawn(move || set.set(ix, eligible))
+            })
+            .collect();
+        set.set(0, true);
+        assert!(set.nth(0).is_none_or(|ix| ix < 2) && set.count() <= 3);
+        for other in others {
+            other.join().unwrap();
+        }
+        assert_eq!(set.count(), set.iter().count());
+        assert!(set.iter().enumerate().all(|(k, ix)| set.nth(k) == Some(ix)));
+    });
 }
 
 #[test]

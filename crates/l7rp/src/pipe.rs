@@ -275,6 +275,31 @@ mod tests {
     }
 
     #[test]
+    fn what_is_handed_over_is_not_copied() {
+        with(|cx, woken| {
+            let (mut a, mut b) = Pipe::pair();
+            let message = b"the head".to_vec();
+            let place = message.as_ptr();
+            b.begin_with(message);
+            assert!(a.has_arrived());
+            let mut buf = Vec::new();
+            assert!(matches!(a.poll_fill(cx, &mut buf), Poll::Ready(Ok(8))));
+            assert_eq!((&buf[..], buf.as_ptr()), (&b"the head"[..], place));
+            assert!(a.is_quiet() && a.poll_readable(cx).is_pending());
+            assert!(matches!(b.poll_write(cx, b"what ", b"follows"), Poll::Ready(Ok(12))));
+            assert_eq!(woken.0.load(SeqCst), 1);
+            // Of what has been read in part, the rest.
+            let mut part = Vec::with_capacity(5);
+            assert!(matches!(a.poll_fill(cx, &mut part), Poll::Ready(Ok(5))));
+            let mut rest = Vec::new();
+            assert!(matches!(a.poll_fill(cx, &mut rest), Poll::Ready(Ok(7))));
+            assert_eq!((&part[..], &rest[..]), (&b"what "[..], &b"follows"[..]));
+            b.shut();
+            assert!(matches!(a.poll_fill(cx, &mut Vec::new()), Poll::Ready(Ok(0))));
+        });
+    }
+
+    #[test]
     fn a_writer_waits_for_its_reader() {
         with(|cx, woken| {
             let (mut a, mut b) = Pipe::pair();

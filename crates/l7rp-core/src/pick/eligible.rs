@@ -144,6 +144,31 @@ mod tests {
     }
 
     #[test]
+    fn the_count_is_right_whoever_changes_what() {
+        let set = Eligible::new(70);
+        std::thread::scope(|scope| {
+            for seed in 0..4 {
+                let set = &set;
+                scope.spawn(move || {
+                    let mut rng = fastrand::Rng::with_seed(seed);
+                    for _ in 0..20_000 {
+                        set.set(rng.usize(..70), rng.bool());
+                        assert!(set.nth(rng.usize(..80)).is_none_or(|ix| ix < 70));
+                    }
+                });
+            }
+        });
+        let list: Vec<_> = set.iter().collect();
+        assert_eq!(set.count(), list.len());
+        assert!((0..70).all(|k| set.nth(k) == list.get(k).copied()));
+        // And where it decides alone.
+        for ix in 0..70 {
+            set.set(ix, true);
+        }
+        assert!((0..70).all(|k| set.nth(k) == Some(k)) && set.nth(70).is_none());
+    }
+
+    #[test]
     fn finds_the_bit_in_any_word() {
         let mut rng = fastrand::Rng::with_seed(2);
         let edges = [u64::MAX, 0x80 << 56, 0xff, 0xff << 56, 0x8080_8080_8080_8080];

@@ -64,6 +64,21 @@ mod tests {
     }
 
     #[test]
+    fn idle_ones_among_many_are_equally_likely() {
+        for busy in [0, 3, 15] {
+            let pool = Pool::with_limits(Algorithm::LeastConn, &[1; 20], &[0; 20]);
+            assert!((0..busy).all(|ix| pool.seats[ix].enter()));
+            assert!(pool.eligible.set(19, false));
+            let counts = pool.counts(60_000);
+            assert_eq!(counts[..busy].iter().sum::<u32>() + counts[19], 0);
+            even(&counts[busy..19]);
+            let mut tried = Tried::new();
+            tried.insert(18);
+            assert!((0..1_000).all(|draw| pool.pick(&tried, draw) != Some(18)));
+        }
+    }
+
+    #[test]
     fn fills_all_to_the_same_level() {
         let pool = Pool::new(Algorithm::LeastConn, &[1; 7]);
         for _ in 0..70 {

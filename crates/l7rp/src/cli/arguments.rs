@@ -397,42 +397,9 @@ pub(super) fn time(text: &str, unit: &str) -> Option<Duration> {
     (0.0..=YEAR).contains(&seconds).then(|| Duration::from_secs_f64(seconds))
 }
 
-/// Octets: a number, or one with a unit. Not more than 1 TiB.
-pub(super) fn size(text: &str) -> Option<u64> {
-    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let (number, unit) = text.split_at(end);
-    let unit: u64 = match unit {
-        "" => 1,
-        "k" | "K" | "KiB" => 1 << 10,
-        "m" | "M" | "MiB" => 1 << 20,
-        "g" | "G" | "GiB" => 1 << 30,
-        _ => return None,
-    };
-    number.parse::<u64>().ok()?.checked_mul(unit).filter(|size| *size <= 1 << 40)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn sizes() {
-        for (text, octets) in [
-            ("0", Some(0)),
-            ("100", Some(100)),
-            ("16k", Some(16 << 10)),
-            ("2MiB", Some(2 << 20)),
-            ("1G", Some(1 << 30)),
-            ("2000g", None),
-            ("", None),
-            ("k", None),
-            ("1.5k", None),
-            ("16 k", None),
-            ("16kb", None),
-        ] {
-            assert_eq!(size(text), octets, "{text}");
-        }
-    }
 
     #[test]
     fn times() {

@@ -10,9 +10,10 @@ use clap::Args;
 use clap::builder::RangedU64ValueParser;
 use http::Method;
 
-use super::arguments::{size, time};
+use super::arguments::time;
 use super::terminal::{error, failed, print, visible, visible_json};
 use super::{FAILED, WRONG};
+use crate::config::file::Size;
 use crate::running::raise_open_files;
 use crate::tools::load::{self, Ask, Control, End, Field, Ink, Pace, Plan, Trust, Url};
 use crate::tools::stop::Stop;
@@ -20,6 +21,8 @@ use crate::tools::stop::Stop;
 /// Descriptors that are not connections: a few, and some for each thread.
 const OTHER_FILES: u64 = 32;
 const THREAD_FILES: u64 = 8;
+/// Octets of a body.
+const MOST_BODY: u64 = 1 << 40;
 
 /// `l7rp load`
 #[expect(clippy::struct_excessive_bools, reason = "flags are")]
@@ -68,7 +71,7 @@ pub struct Load {
     /// A header line, `Name: value`; may be repeated
     #[arg(short = 'H', long, value_name = "LINE", value_parser = str::parse::<Field>)]
     pub header: Vec<Field>,
-    /// Send a body: 100, 16k, 1MiB
+    /// Send a body: 100, 16KiB, 1MiB
     #[arg(long, value_name = "SIZE", default_value = "0", value_parser = body_size)]
     #[arg(hide_default_value = true)]
     pub body_size: u64,
@@ -207,5 +210,8 @@ fn method(text: &str) -> Result<Method, String> {
 }
 
 fn body_size(text: &str) -> Result<u64, String> {
-    size(text).ok_or_else(|| "write a size like 100, 16k or 1MiB, at most 1 TiB".to_owned())
+    match Size::parse(text)? {
+        Size(size) if size <= MOST_BODY => Ok(size),
+        _ => Err("a body of a load has 1TiB at most".to_owned()),
+    }
 }

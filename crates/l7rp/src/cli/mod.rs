@@ -158,7 +158,7 @@ mod tests {
             "l7rp load http://a:81/x?y",
             "l7rp load -c 8 --rate 1000 --duration 500ms --warm-up 1 --threads 2 http://a",
             "l7rp load --requests 5 --new-connections --timeout 1s --json https://[::1]/",
-            "l7rp load -X PUT -H A:b -H C:d --body-size 16k --chunked --hold 9 http://a",
+            "l7rp load -X PUT -H A:b -H C:d --body-size 16KiB --chunked --hold 9 http://a",
             "l7rp load -http2 -streams 4 -cacert ca.pem https://a",
             "l7rp status",
             "l7rp status -admin=unix:/run/l7rp.sock --json",
@@ -217,7 +217,8 @@ mod tests {
             ("l7rp load --http2 --chunked http://a", "--chunked"),
             ("l7rp load --header nonsense http://a", "Name: value"),
             ("l7rp load --header Connection:close http://a", "--new-connections"),
-            ("l7rp load --body-size 1kb http://a", "16k"),
+            ("l7rp load --body-size 1KB http://a", "1KiB"),
+            ("l7rp load --body-size 2TiB http://a", "1TiB"),
             ("l7rp load --duration soon http://a", "10s"),
         ] {
             let e = read(line).expect_err(line);

@@ -17,7 +17,7 @@ pub fn fill_in(tracing: &mut Tracing, get: impl Fn(&str) -> Option<String>) -> V
         names.into_iter().find_map(|name| Some((get(&name)?, name)))
     };
     let of_traces = |name: &str| named(name).map(|(value, _)| value);
-    let is_number = |text: &str| text.parse::<u64>().ok().filter(|n| *n > 0);
+    let number = |text: &str| text.parse::<u64>().ok().filter(|n| *n > 0);
     let mut wrong = Vec::new();
     let is_off = get("OTEL_SDK_DISABLED").is_some_and(|v| v.eq_ignore_ascii_case("true"))
         || get("OTEL_TRACES_EXPORTER").is_some_and(|v| v == "none");
@@ -52,13 +52,13 @@ pub fn fill_in(tracing: &mut Tracing, get: impl Fn(&str) -> Option<String>) -> V
     let queue =
         get("OTEL_BSP_MAX_QUEUE_SIZE").map(|queue| (queue, "OTEL_BSP_MAX_QUEUE_SIZE".into()));
     let timeout = named("TIMEOUT");
-    for (text, name) in queue.iter().chain(&timeout).filter(|(text, _)| is_number(text).is_none()) {
+    for (text, name) in queue.iter().chain(&timeout).filter(|(text, _)| number(text).is_none()) {
         wrong.push(format!("{name}: `{}` is no number from 1", text.escape_debug()));
     }
-    if let Some(queue) = queue.and_then(|(text, _)| is_number(&text)) {
+    if let Some(queue) = queue.and_then(|(text, _)| number(&text)) {
         tracing.queue = usize::try_from(queue).unwrap_or(usize::MAX);
     }
-    if let Some(ms) = timeout.and_then(|(text, _)| is_number(&text)) {
+    if let Some(ms) = timeout.and_then(|(text, _)| number(&text)) {
         tracing.timeout = Duration::from_millis(ms);
     }
     // Somebody has said already.

@@ -70,15 +70,11 @@ fn string(out: &mut Vec<u8>, name: &str, value: &str) {
 /// A string of RFC 9651 §3.3.3: what is not visible ASCII becomes a question mark.
 fn quoted(out: &mut Vec<u8>, value: &str) {
     out.push(b'"');
-    if value.bytes().all(|b| matches!(b, b' '..=b'~') && b != b'"' && b != b'\\') {
-        out.extend_from_slice(value.as_bytes());
-    } else {
-        for c in value.chars() {
-            match c {
-                '"' | '\\' => out.extend([b'\\', c as u8]),
-                ' '..='~' => out.push(c as u8),
-                _ => out.push(b'?'),
-            }
+    for c in value.chars() {
+        match c {
+            '"' | '\\' => out.extend([b'\\', c as u8]),
+            ' '..='~' => out.push(c as u8),
+            _ => out.push(b'?'),
         }
     }
     out.push(b'"');

@@ -269,3 +269,37 @@ fn is_of_the_connection(name: Name) -> bool {
             | Name::Upgrade
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use l7rp_core::http1::Limits;
+
+    /// A response of HTTP/1.1 with a field of this many octets, as HTTP/2.
+    fn translated(filler: usize) -> Response<()> {
+        const LIMITS: Limits = Limits { max_head: 1 << 16, max_fields: 10, max_target: 0 };
+        let text = format!(
+            "HTTP/1.1 200 OK\r\nX-Request-ID: r1\r\nConnection: close\r\nX-A: {}\r\n\r\n",
+            "a".repeat(filler)
+        );
+        let mut head = h1_response::Response::default();
+        let len = h1_response::parse_response(text.as_bytes(), &mut head, false, LIMITS);
+        assert_eq!(len, Ok(Some(text.len())));
+        response_to_h2(&Bytes::from(text), &head).unwrap()
+    }
+
+    #[test]
+    fn what_is_another_each_time_is_kept_out_of_the_table() {
+        // Parts of the head, and copies of them.
+        for filler in [10, 10_000] {
+            let response = translated(filler);
+            let fields = response.headers();
+            assert_eq!(fields.len(), 2, "{fields:?}");
+            assert_eq!(
+                (&fields["x-request-id"], fields["x-a"].len()),
+                (&"r1".parse().unwrap(), filler)
+            );
+            assert!(fields["x-request-id"].is_sensitive() && !fields["x-a"].is_sensitive());
+        }
+    }
+}

@@ -442,6 +442,16 @@ mod tests {
     }
 
     #[test]
+    fn the_wall_clock_goes_on_from_when_it_was_read() {
+        let stamp = Stamp { read: (Nanos(5_000_000), 1_000), ..Stamp::default() };
+        for (ns, ms) in [(5_000_000, 1_000), (5_999_999, 1_000), (7_900_000, 1_002)] {
+            assert_eq!(stamp.wall_ms(Nanos(ns)), ms);
+        }
+        // What was over before that is told at that time.
+        assert_eq!(stamp.wall_ms(Nanos(1)), 1_000);
+    }
+
+    #[test]
     fn a_line_has_every_field() {
         assert_eq!(
             line(&Entry { trace_id: Some(0xab), ..entry(b"/x", &[TRY]) }),

@@ -135,3 +135,25 @@ fn a_reader_that_stops_and_leaves() {
     assert!(dropped(proxy.admin) <= 2 * REQUESTS);
     assert_eq!(proxy.end(Signal::TERM), Some(0));
 }
+
+/// The writer has a core in common with a worker; nobody else gives way.
+#[test]
+fn the_writer_gives_way_to_the_workers() {
+    let origin = Origin::start(reply::name("x"));
+    let proxy = Plain::start(over(&[&origin]), Stdio::null());
+    let nice = |name: &str| {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", proxy.child.id())).expect("tasks");
+        let stats =
+            tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("stat")).ok());
+        let mut named = stats.filter_map(|stat| {
+            // The name is in brackets, and may have any octet.
+            let (front, fields) = stat.rsplit_once(") ")?;
+            let is_it = front.split_once('(')?.1.starts_with(name);
+            is_it.then(|| fields.split(' ').nth(16)?.parse::<i32>().ok()).flatten()
+        });
+        named.next().expect("a thread of this name")
+    };
+    let worker = nice("l7rp-worker");
+    assert_eq!(nice("l7rp-log"), (worker + 5).min(19));
+    assert_eq!(nice("l7rp-control"), worker);
+}

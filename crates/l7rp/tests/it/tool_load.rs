@@ -229,7 +229,8 @@ fn a_connection_that_was_closed_while_kept_is_opened_again() {
 
 #[test]
 fn bodies_arrive_whole() {
-    for (size, octets) in [("1", 1), ("16k", 16 << 10), ("64KiB", 64 << 10), ("300001", 300_001)] {
+    for (size, octets) in [("1", 1), ("16KiB", 16 << 10), ("64KiB", 64 << 10), ("300001", 300_001)]
+    {
         for chunked in [false, true] {
             let origin = Origin::start(reply::name("x"));
             let flag = if chunked { "--chunked" } else { "" };

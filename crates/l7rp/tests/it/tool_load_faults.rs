@@ -137,7 +137,7 @@ fn an_early_answer_ends_an_upload() {
         call.until_gone();
         Then::Close
     });
-    let told = load("--json --requests 3 -c 1 --body-size 64m", &origin.url());
+    let told = load("--json --requests 3 -c 1 --body-size 64MiB", &origin.url());
     let json = told.json();
     assert_eq!((told.code, &json["statuses"]["413"]), (Some(0), &3.into()), "{json:#}");
     assert_eq!(origin.accepted(), 3, "what is left of a request is not sent as another");

@@ -176,7 +176,11 @@ impl JsonSchema for Time {
 pub struct Size(pub u64);
 
 impl Size {
-    fn parse(text: &str) -> Result<Self, String> {
+    /// Reads one as it is written.
+    ///
+    /// # Errors
+    /// Why it is none, and how it is to be written.
+    pub fn parse(text: &str) -> Result<Self, String> {
         let text = text.trim();
         let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
         let (number, unit) = text.split_at(end);

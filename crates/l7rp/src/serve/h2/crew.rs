@@ -27,7 +27,7 @@ impl Crew {
     /// Has a stream served: by a task that is idle, or by a new one.
     pub(super) fn take_on(worker: &Rc<Worker>, job: Job) {
         match worker.crew.0.take() {
-            Some(idle) => idle.0.next.set(Next::Serve(Box::new(job))),
+            Some(idle) => idle.0.next.set(Next::Serve(job)),
             None => drop(tokio::task::spawn_local(work(worker.clone(), job))),
         }
     }
@@ -45,7 +45,7 @@ async fn work(worker: Rc<Worker>, first: Job) {
         job.serve(&worker).await;
         worker.crew.0.give(Idle(seat.clone()));
         match poll_fn(|cx| seat.poll_next(cx)).await {
-            Some(next) => job = *next,
+            Some(next) => job = next,
             None => return,
         }
     }
@@ -56,7 +56,7 @@ async fn work(worker: Rc<Worker>, first: Job) {
 enum Next {
     #[default]
     Wait,
-    Serve(Box<Job>),
+    Serve(Job),
     End,
 }
 
@@ -68,7 +68,7 @@ struct Seat {
 }
 
 impl Seat {
-    fn poll_next(&self, cx: &mut Context<'_>) -> Poll<Option<Box<Job>>> {
+    fn poll_next(&self, cx: &mut Context<'_>) -> Poll<Option<Job>> {
         match self.next.take() {
             Next::Serve(job) => Poll::Ready(Some(job)),
             Next::End => Poll::Ready(None),

@@ -7,6 +7,7 @@ use l7rp_core::http1::request::{Method, Request};
 
 use super::Shared;
 use super::faults::{Ending, Faults, divides};
+use crate::config::file::Size;
 
 /// What `/slow` waits at most.
 const LONGEST_WAIT_MS: u64 = 3_600_000;
@@ -147,17 +148,7 @@ fn size(query: &[u8], key: &str, otherwise: u64) -> Option<u64> {
     let pairs = query.split(|&b| b == b'&');
     let mut values = pairs.filter_map(|pair| pair.strip_prefix(key.as_bytes())?.strip_prefix(b"="));
     let Some(value) = values.next() else { return Some(otherwise) };
-    let text = std::str::from_utf8(value).ok()?;
-    let (digits, unit) =
-        text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
-    let unit: u64 = match unit {
-        "" => 1,
-        "KiB" => 1 << 10,
-        "MiB" => 1 << 20,
-        "GiB" => 1 << 30,
-        _ => return None,
-    };
-    digits.parse::<u64>().ok()?.checked_mul(unit)
+    Size::parse(std::str::from_utf8(value).ok()?).ok().map(|Size(size)| size)
 }
 
 /// Whether an answer with this status to this request has a body (RFC 9110 §6.4.1).
