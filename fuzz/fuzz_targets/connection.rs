@@ -21,6 +21,7 @@ use l7rp::http2::PREFACE;
 use l7rp::live::Process;
 use l7rp::observe::event::{Events, Level};
 use l7rp::observe::log::Log;
+use l7rp::orders::Desk;
 use l7rp::running::{Running, start};
 use libfuzzer_sys::{Corpus, fuzz_target};
 
@@ -86,7 +87,8 @@ impl Scene {
         let events = Arc::new(Events::new(log, Level::Error));
         let mut plan = loaded.plan;
         plan.admin = None;
-        let running = start(plan, &events, 1024, &mut Vec::new(), None).expect("it starts");
+        let running =
+            start(plan, &events, 1024, &mut Vec::new(), None, Desk::default()).expect("it starts");
         let address = running.listeners().next().map(|(_, address)| address);
         let proxy = address.and_then(|a| a.parse().ok()).expect("an address");
         let process = running.process().clone();

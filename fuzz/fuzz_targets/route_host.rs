@@ -8,7 +8,7 @@ use std::net::Ipv6Addr;
 use l7rp_core::route::{HostPattern, Request, Rule, Table, parse_host};
 use libfuzzer_sys::fuzz_target;
 
-/// Lines: host, target, then for each rule `kind host prefix`.
+// Lines: host, target, then for each rule `kind host prefix`.
 fuzz_target!(|data: &[u8]| {
     let mut lines = data.split(|b| *b == b'\n');
     let (Some(host), Some(target)) = (lines.next(), lines.next()) else { return };

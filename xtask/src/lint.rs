@@ -1,8 +1,8 @@
 //! What is judged without running the program.
 
-use crate::read;
 use crate::run::{Done, Failed, cargo, step};
 use crate::setup;
+use crate::{fuzz, read};
 
 /// Every judgement that needs no network.
 pub(crate) fn all() -> Done {
@@ -13,6 +13,7 @@ pub(crate) fn all() -> Done {
         cargo().args(["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]),
         "mend what clippy names, or write #[expect(…, reason = …)] where it is wrong",
     )?;
+    fuzz::check()?;
     step(
         cargo().args(["deny", "--log-level", "error", "check", "bans", "licenses", "sources"]),
         "deny.toml says what is banned and why, and which licences are allowed",
