@@ -266,31 +266,40 @@ fn take_on(
     door.inside.fetch_add(1, Relaxed);
     let entry =
         Entry { worker: worker.clone(), listener: listener.clone(), door: door.clone(), id: None };
-    tokio::task::spawn_local(async move {
-        let mut entry = entry;
-        let waker = poll_fn(|cx| Poll::Ready(cx.waker().clone())).await;
-        entry.id = Some(entry.worker.connections.enter(waker));
-        let Some((stream, link, is_http2)) = secured(&entry.worker, &listener, stream).await else {
-            return;
-        };
-        let client = Client {
-            stream,
-            door,
-            link,
-            timer: Timer::new(entry.worker.process.clock),
-            peer,
-            peer_text: peer_text(peer),
-            ahead: Vec::new(),
-            ended: false,
-            idle_since: entry.worker.process.clock.now(),
-            has_spoken: false,
-        };
-        if is_http2 {
-            h2::serve(&entry.worker, &listener, client, Vec::new()).await;
-        } else {
-            h1::serve(&entry.worker, listener, client).await;
-        }
-    });
+    tokio::task::spawn_local(attend(entry, listener, door, stream, peer));
+}
+
+/// A connection's life.
+async fn attend(
+    mut entry: Entry,
+    listener: Arc<Listener>,
+    door: Arc<Door>,
+    stream: Stream,
+    peer: Option<IpAddr>,
+) {
+    let waker = poll_fn(|cx| Poll::Ready(cx.waker().clone())).await;
+    entry.id = Some(entry.worker.connections.enter(waker));
+    let Some((stream, link, is_http2)) = secured(&entry.worker, &listener, stream).await else {
+        return;
+    };
+    let clock = entry.worker.process.clock;
+    let client = Client {
+        stream,
+        door,
+        link,
+        timer: Timer::new(clock),
+        peer,
+        peer_text: peer_text(peer),
+        ahead: Vec::new(),
+        ended: false,
+        idle_since: clock.now(),
+        has_spoken: false,
+    };
+    if is_http2 {
+        Box::pin(h2::serve(&entry.worker, &listener, client, Vec::new())).await;
+    } else {
+        h1::serve(&entry.worker, listener, client).await;
+    }
 }
 
 /// Speaks TLS where a listener does; and whether HTTP/2 follows. `None`: it came to nothing.
@@ -304,7 +313,7 @@ async fn secured(
         (_, stream) => return Some((stream, None, false)),
     };
     let limit = listener.plan.timeouts.read_header;
-    let shaking = worker.turns.take(tls.accept(tcp));
+    let shaking = Box::pin(worker.turns.take(tls.accept(tcp)));
     let reason = match tokio::time::timeout(limit, shaking).await {
         Ok(Ok(accepted)) => {
             let Accepted { stream, alpn_h2, sni, client_identity } = accepted;
@@ -358,5 +367,21 @@ async fn hand_over_lines(worker: Rc<Worker>) {
         worker.lines_waiting.notified().await;
         tokio::time::sleep(LINE_DELAY).await;
         worker.hand_over_lines();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of what `f` returns.
+    fn size<A, B, C, D, E, F>(_f: impl Fn(A, B, C, D, E) -> F) -> usize {
+        size_of::<F>()
+    }
+
+    #[test]
+    fn a_connection_that_waits_is_small() {
+        let size = size(attend);
+        assert!(size <= 1 << 10, "{size} octets for each idle connection");
     }
 }

@@ -80,7 +80,7 @@ pub(super) async fn serve(
     let listener = origin.listener.clone();
     let exchange = pin!(async move {
         match refusal {
-            None => h1::serve(worker, listener, client).await,
+            None => h1::serve_stream(worker, listener, client).await,
             Some(failure) => h1::refuse_all(worker, &listener, client, failure, is_call).await,
         }
     });
