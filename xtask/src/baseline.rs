@@ -123,15 +123,12 @@ pub(crate) struct Bar {
     pub(crate) many: u32,
     pub(crate) few: u32,
     pub(crate) at_most: f64,
-    /// Those that have missed it from the beginning, and do not fail for it.
-    pub(crate) missed_by: &'static [&'static str],
 }
 
-/// What is asked of decisions among many. Consistent hashing with bounded loads adds up what all
-/// have when the home of a key is busy.
+/// What is asked of decisions among many.
 pub(crate) const BARS: [Bar; 2] = [
-    Bar { of: "find_route.", many: 100_000, few: 10, at_most: 1.5, missed_by: &[] },
-    Bar { of: "pick.", many: 1_000, few: 3, at_most: 2.0, missed_by: &["pick.consistent_hash"] },
+    Bar { of: "find_route.", many: 100_000, few: 10, at_most: 1.5 },
+    Bar { of: "pick.", many: 1_000, few: 3, at_most: 2.0 },
 ];
 
 impl Bar {
@@ -144,16 +141,6 @@ impl Bar {
             Some((stem, *count as f64 / *among_few as f64))
         };
         counts.iter().filter_map(ratio).collect()
-    }
-
-    /// Whether a benchmark of this name may cost so many times as much, and what is to be said.
-    pub(crate) fn judge(&self, name: &str, ratio: f64) -> (bool, &'static str) {
-        match (ratio <= self.at_most, self.missed_by.contains(&name)) {
-            (true, false) => (true, ""),
-            (true, true) => (true, "met: strike it from `missed_by`"),
-            (false, true) => (true, "MISSED, as ever"),
-            (false, false) => (false, "MISSED"),
-        }
     }
 }
 
@@ -207,7 +194,7 @@ mod tests {
 
     #[test]
     fn many_are_compared_with_few_of_the_same_kind() {
-        let bar = Bar { of: "pick.", many: 1_000, few: 3, at_most: 2.0, missed_by: &[] };
+        let bar = Bar { of: "pick.", many: 1_000, few: 3, at_most: 2.0 };
         let all = counts([
             ("pick.a_of_3", 10),
             ("pick.a_of_100", 11),
@@ -217,17 +204,5 @@ mod tests {
             ("other.b_of_1000", 9),
         ]);
         assert_eq!(bar.ratios(&all), [("pick.a", 2.5)]);
-    }
-
-    #[test]
-    fn only_who_has_always_missed_a_bar_may_miss_it() {
-        let bar = Bar { of: "", many: 9, few: 1, at_most: 2.0, missed_by: &["old"] };
-        for (name, ratio, may) in
-            [("a", 2.0, true), ("a", 2.1, false), ("old", 2.0, true), ("old", 2.1, true)]
-        {
-            let (judged, remark) = bar.judge(name, ratio);
-            assert_eq!(judged, may, "{name} {ratio}");
-            assert_eq!(remark.starts_with("MISSED"), ratio > 2.0, "{name} {ratio}");
-        }
     }
 }

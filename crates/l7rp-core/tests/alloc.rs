@@ -89,7 +89,8 @@ fn drive(selector: &Selector, seats: &[Arc<Seat>], eligible: &Eligible) {
         for _ in 0..4 {
             let now = Nanos(n * 1_000_000);
             let key = key_of(&(n % 10).to_le_bytes());
-            let ask = Ask { seats, eligible, tried: &tried, key, now, draw: rng.u64(..) };
+            let ask =
+                Ask { seats, in_flight: 0, eligible, tried: &tried, key, now, draw: rng.u64(..) };
             let Some(ix) = selector.pick(&ask) else { break };
             let _ = seats[ix].enter();
             seats[ix].latency.observe(now, 0.01, life);

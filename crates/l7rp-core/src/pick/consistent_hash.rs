@@ -85,16 +85,19 @@ impl ConsistentHash {
 
 /// ⌈(1+ε) · mean⌉ over the eligible, the new request counted in.
 ///
-/// The sum is taken anew for each pick that needs it. A running total would be one more word
-/// that all workers write for every request, it would have to follow every change of
-/// eligibility, and it is needed only when the home of the key is busy.
+/// Their requests in flight are those of all but the others: mostly, nobody is among the others.
+/// In a moment of change numbers may not fit together; the next pick has them right.
 fn cap(ask: &Ask<'_>, epsilon: f64) -> u64 {
-    let (mut total, mut n) = (1u64, 0u64);
-    for ix in ask.eligible.iter() {
-        total += u64::from(ask.load(ix));
-        n += 1;
-    }
-    let bound = (1.0 + epsilon) * total as f64 / n.max(1) as f64;
+    let n = ask.eligible.count();
+    let sum = |members: &mut dyn Iterator<Item = usize>| -> u64 {
+        members.map(|ix| u64::from(ask.load(ix))).sum()
+    };
+    let total = if n >= ask.eligible.len() / 2 {
+        ask.in_flight.saturating_sub(sum(&mut ask.eligible.others()))
+    } else {
+        sum(&mut ask.eligible.iter())
+    };
+    let bound = (1.0 + epsilon) * total.saturating_add(1) as f64 / n.max(1) as f64;
     // What is whole must stay whole: 1.1 × 50 / 5 comes out a hair above 11.
     (bound - 1e-9).ceil() as u64
 }
@@ -261,6 +264,25 @@ mod tests {
                 assert!((0..load).all(|_| seat.enter()));
             }
             assert_eq!(cap(&pool.ask(&Tried::new(), 0), epsilon), want, "{epsilon} {loads:?}");
+        }
+    }
+
+    #[test]
+    fn the_cap_is_that_of_the_eligible_however_few_they_are() {
+        let pool = Pool::new(BOUNDED, &[1; 130]);
+        for (ix, seat) in pool.seats.iter().enumerate() {
+            assert!((0..ix % 7).all(|_| seat.enter()));
+        }
+        let mut rng = fastrand::Rng::with_seed(5);
+        for out in [0, 1, 20, 64, 65, 66, 129, 130] {
+            let mut order: Vec<_> = (0..130).collect();
+            rng.shuffle(&mut order);
+            for (n, &ix) in order.iter().enumerate() {
+                pool.eligible.set(ix, n >= out);
+            }
+            let total: usize = order[out..].iter().map(|ix| ix % 7).sum();
+            let want = (5 * (total + 1)).div_ceil(4 * (130 - out).max(1));
+            assert_eq!(cap(&pool.ask(&Tried::new(), 0), 0.25), want as u64, "{out} are out");
         }
     }
 

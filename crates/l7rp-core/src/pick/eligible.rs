@@ -69,13 +69,17 @@ impl Eligible {
 
     /// The eligible ones in order.
     pub fn iter(&self) -> impl Iterator<Item = usize> {
-        self.words.iter().enumerate().flat_map(|(i, word)| {
-            let mut rest = word.load(Relaxed);
-            std::iter::from_fn(move || {
-                let bit = rest.trailing_zeros() as usize;
-                rest &= rest.wrapping_sub(1);
-                (bit < 64).then_some(i * 64 + bit)
-            })
+        self.words
+            .iter()
+            .enumerate()
+            .flat_map(|(i, word)| ones(word.load(Relaxed)).map(move |bit| i * 64 + bit))
+    }
+
+    /// Those who are not eligible, in order.
+    pub fn others(&self) -> impl Iterator<Item = usize> {
+        let words = if self.count() == self.len { &[][..] } else { &self.words };
+        words.iter().enumerate().flat_map(|(i, word)| {
+            ones(!word.load(Relaxed)).map(move |bit| i * 64 + bit).filter(|&ix| ix < self.len)
         })
     }
 
@@ -90,6 +94,15 @@ impl Eligible {
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
+}
+
+/// The positions of the set bits of `word`, in order.
+fn ones(mut word: u64) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let bit = word.trailing_zeros() as usize;
+        word &= word.wrapping_sub(1);
+        (bit < 64).then_some(bit)
+    })
 }
 
 /// The position of the `k`-th set bit; `word` has more than `k` set bits.
@@ -196,6 +209,8 @@ mod tests {
                     }
                 }
                 assert_eq!(set.iter().collect::<Vec<_>>(), list);
+                let others: Vec<_> = (0..len).filter(|ix| !list.contains(ix)).collect();
+                assert_eq!(set.others().collect::<Vec<_>>(), others);
                 assert_eq!(set.count(), list.len());
                 for k in 0..=len {
                     assert_eq!(set.nth(k), list.get(k).copied(), "{k} of {list:?}");

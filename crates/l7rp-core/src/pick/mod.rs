@@ -10,7 +10,7 @@
 //! | `weighted_rr` | smooth, like nginx | 1 |
 //! | `least_conn` | lowest in-flight, random among equals | 1 while many are idle, else n |
 //! | `p2c_ewma` | the better of two by latency × load | 1, or n/64 while some are out |
-//! | `consistent_hash` | a ring, with or without bounded load | log of the ring, n under load |
+//! | `consistent_hash` | a ring, with or without bounded load | log of the ring, and under load those who are out |
 
 mod consistent_hash;
 mod dice;
@@ -78,6 +78,8 @@ pub struct Member<'a> {
 pub struct Ask<'a> {
     /// Load and latency, one per member.
     pub seats: &'a [Arc<Seat>],
+    /// Requests in flight at all members together, also at those who are not eligible.
+    pub in_flight: u64,
     /// Whom health and breaker let in.
     pub eligible: &'a Eligible,
     /// Whom this request has tried already.

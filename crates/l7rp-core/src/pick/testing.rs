@@ -39,6 +39,7 @@ impl Pool {
     pub(super) fn ask<'a>(&'a self, tried: &'a Tried, draw: u64) -> Ask<'a> {
         Ask {
             seats: &self.seats,
+            in_flight: self.seats.iter().map(|seat| u64::from(seat.in_flight())).sum(),
             eligible: &self.eligible,
             tried,
             key: key_of(&draw.to_le_bytes()),

@@ -55,6 +55,7 @@ impl<'a> Place<'a> {
         began: Nanos,
     ) -> Self {
         let permit = Some(permit);
+        pool.lineage.seated.fetch_add(1, Relaxed);
         Self {
             pool,
             ix,
@@ -180,6 +181,7 @@ impl<'a> Place<'a> {
     pub fn rise(&mut self) {
         if std::mem::replace(&mut self.seated, false) {
             self.upstream.seat.leave();
+            self.pool.lineage.seated.fetch_sub(1, Relaxed);
         }
     }
 

@@ -225,10 +225,12 @@ impl Pool {
         mut enter: impl FnMut(usize, u64) -> Option<T>,
     ) -> Option<T> {
         let mut passed = None;
+        let in_flight = self.lineage.seated.load(Relaxed);
         // Each round but the last loses a race for a place or passes one upstream over.
         for _ in 0..=2 * self.upstreams.len() {
             let tried = passed.as_ref().unwrap_or(wanted.tried);
-            let ask = Ask { seats: &self.seats, eligible, tried, key: wanted.key, now, draw };
+            let key = wanted.key;
+            let ask = Ask { seats: &self.seats, in_flight, eligible, tried, key, now, draw };
             let ix = pick(&ask)?;
             let entered = enter(ix, draw);
             if entered.is_some() {

@@ -44,7 +44,9 @@ impl Pool {
         }
         let (tried, now) = (Tried::new(), Nanos(0));
         let (seats, eligible) = (&self.seats[..], &eligible);
-        self.selector.peek(&Ask { seats, eligible, tried: &tried, key, now, draw: 0 })
+        // So much that nobody carries more than the mean.
+        let in_flight = u64::MAX;
+        self.selector.peek(&Ask { seats, in_flight, eligible, tried: &tried, key, now, draw: 0 })
     }
 
     /// The share of its picks that the upstream at `ix` takes while it warms up; `None`: it does
