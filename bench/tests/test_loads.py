@@ -25,8 +25,8 @@ H2LOAD = """finished in 3.00s, 58494.33 req/s, 11.05MB/s
 requests: 175483 total, 175739 started, 175483 done, 175480 succeeded, 3 failed, 3 errored, 0 timeout
 status codes: 175480 2xx, 0 3xx, 2 4xx, 1 5xx
 """
-RATE = '{"planned": 100, "answered": 90, "errors": 3, "unanswered": 7, "seconds": 2.0, ' \
-       '"p50": 812.5, "p99": 4200.0, "p999": 9100.0, "max": 9500.0}'
+RATE = '{"answers": 90, "rate_per_s": 45.0, "never_started": 4, "statuses": {"200": 88, "502": 2}, ' \
+       '"errors": {"connect": 1, "timeout": 3}, "latency": {"p50_us": 812.5, "p99_us": 4200.0, "p999_us": 9100.0}}'
 
 
 class ReadsTools(unittest.TestCase):

@@ -6,7 +6,6 @@
 //!
 //! Build: rustc -O backend.rs      Run: backend PORT ADDRESSES   (127.0.0.1 and the next ones, so many)
 
-#[allow(dead_code)]
 mod poll;
 
 use poll::{Io, Poll, READ, WRITE};

@@ -8,7 +8,6 @@ pub const READ: u32 = 0x001;
 pub const WRITE: u32 = 0x004;
 
 const ADD: i32 = 1;
-const DEL: i32 = 2;
 const MODIFY: i32 = 3;
 const MSG_NOSIGNAL: i32 = 0x4000;
 const BATCH: usize = 512;
@@ -69,10 +68,6 @@ impl Poll {
 
     pub fn change(&self, fd: RawFd, flags: u32, key: u64) {
         self.control(MODIFY, fd, flags, key);
-    }
-
-    pub fn remove(&self, fd: RawFd) {
-        self.control(DEL, fd, 0, 0);
     }
 
     /// Waits for events; `None` waits without limit. The events stay in place for `event()`.
