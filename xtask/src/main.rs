@@ -15,6 +15,7 @@ mod fuzz;
 mod instructions;
 mod lint;
 mod loom;
+mod pgo;
 mod quickstart;
 mod run;
 mod seeds;
@@ -46,6 +47,7 @@ usage: cargo xtask RECIPE
                       plots that the README shows (with ARGS, which go to bench/compare.py,
                       nothing is written); an hour on a quiet machine
   bench --quick       what a small request costs here and in HAProxy, in half a minute
+  pgo                 a binary that the compiler has arranged by what it has seen of it at work
   ci                  what CI runs: test, demo-check, quickstart-check, lint, loom,
                       instructions, the tests of the measurements and bench --quick (whose
                       figure decides nothing), and fuzz-build if cargo-fuzz is there
@@ -94,6 +96,7 @@ fn dispatch(recipe: &str, rest: &[String]) -> Option<Done> {
         "lint" => lint::all(),
         "loom" => loom::all(),
         "advisories" => lint::advisories(),
+        "pgo" => pgo::build(),
         "demo-check" => demo::check(),
         "quickstart-check" => quickstart::check(),
         "fuzz-build" => fuzz::build_all(),

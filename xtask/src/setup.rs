@@ -105,6 +105,24 @@ pub(crate) fn subcommand(tool: &Subcommand) -> Done {
     )
 }
 
+/// The compiler's own tool for profiles, added to the toolchain if it is not there: no other
+/// version reads what the compiler has written.
+pub(crate) fn profdata() -> Result<PathBuf, Failed> {
+    let libdir = command("rustc").args(["--print", "target-libdir"]).output();
+    let path = libdir.ok().and_then(|output| {
+        let libdir = String::from_utf8(output.stdout).ok()?;
+        Some(Path::new(libdir.trim()).parent()?.join("bin/llvm-profdata"))
+    });
+    let path = path.ok_or_else(|| Failed::new("no rustc on the path", "install Rust by rustup"))?;
+    if !path.is_file() {
+        step(
+            command("rustup").args(["component", "add", "llvm-tools"]),
+            "rustup must reach its server; or install the component by hand",
+        )?;
+    }
+    Ok(path)
+}
+
 /// Adds a part of the pinned toolchain if it is not there.
 fn component(subcommand: &str, name: &str) -> Done {
     if succeeds(cargo().args([subcommand, "--version"])) {

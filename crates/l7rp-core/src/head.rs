@@ -54,51 +54,33 @@ impl Name {
     /// The name with these octets; case does not matter.
     #[inline]
     pub fn of(octets: &[u8]) -> Self {
-        let (text, name) = match octets.len() {
-            2 => ("te", Self::Te),
-            4 => match octets[0] | 0x20 {
-                b'h' => ("host", Self::Host),
-                b'd' => ("date", Self::Date),
-                _ => return Self::Other,
-            },
-            6 => ("expect", Self::Expect),
-            7 => match octets[0] | 0x20 {
-                b'u' => ("upgrade", Self::Upgrade),
-                b't' => ("trailer", Self::Trailer),
-                _ => return Self::Other,
-            },
-            9 => match octets[0] | 0x20 {
-                b'f' => ("forwarded", Self::Forwarded),
-                b'x' => ("x-real-ip", Self::XRealIp),
-                _ => return Self::Other,
-            },
-            10 => match octets[0] | 0x20 {
-                b'c' => ("connection", Self::Connection),
-                b'k' => ("keep-alive", Self::KeepAlive),
-                b't' => ("tracestate", Self::Tracestate),
-                _ => return Self::Other,
-            },
-            11 => ("traceparent", Self::Traceparent),
-            12 => ("x-request-id", Self::XRequestId),
-            14 => ("content-length", Self::ContentLength),
-            15 => match octets[2] | 0x20 {
-                b'f' => ("x-forwarded-for", Self::XForwardedFor),
-                b'l' => ("x-l7rp-decision", Self::XL7rpDecision),
-                _ => return Self::Other,
-            },
-            16 => match octets[0] | 0x20 {
-                b'p' => ("proxy-connection", Self::ProxyConnection),
-                b'x' => ("x-forwarded-host", Self::XForwardedHost),
-                _ => return Self::Other,
-            },
-            17 => match octets[0] | 0x20 {
-                b't' => ("transfer-encoding", Self::TransferEncoding),
-                b'x' => ("x-forwarded-proto", Self::XForwardedProto),
-                _ => return Self::Other,
-            },
+        let first = octets.first().map_or(0, |b| b | 0x20);
+        let (is_it, name) = match (octets.len(), first) {
+            (2, _) => (is(octets, b"te"), Self::Te),
+            (4, b'h') => (is(octets, b"host"), Self::Host),
+            (4, b'd') => (is(octets, b"date"), Self::Date),
+            (6, _) => (is(octets, b"expect"), Self::Expect),
+            (7, b'u') => (is(octets, b"upgrade"), Self::Upgrade),
+            (7, b't') => (is(octets, b"trailer"), Self::Trailer),
+            (9, b'f') => (is(octets, b"forwarded"), Self::Forwarded),
+            (9, b'x') => (is(octets, b"x-real-ip"), Self::XRealIp),
+            (10, b'c') => (is(octets, b"connection"), Self::Connection),
+            (10, b'k') => (is(octets, b"keep-alive"), Self::KeepAlive),
+            (10, b't') => (is(octets, b"tracestate"), Self::Tracestate),
+            (11, _) => (is(octets, b"traceparent"), Self::Traceparent),
+            (12, b'x') => (is(octets, b"x-request-id"), Self::XRequestId),
+            (14, b'c') => (is(octets, b"content-length"), Self::ContentLength),
+            (15, b'x') if octets[2] | 0x20 == b'f' => {
+                (is(octets, b"x-forwarded-for"), Self::XForwardedFor)
+            }
+            (15, b'x') => (is(octets, b"x-l7rp-decision"), Self::XL7rpDecision),
+            (16, b'p') => (is(octets, b"proxy-connection"), Self::ProxyConnection),
+            (16, b'x') => (is(octets, b"x-forwarded-host"), Self::XForwardedHost),
+            (17, b't') => (is(octets, b"transfer-encoding"), Self::TransferEncoding),
+            (17, b'x') => (is(octets, b"x-forwarded-proto"), Self::XForwardedProto),
             _ => return Self::Other,
         };
-        if octets.eq_ignore_ascii_case(text.as_bytes()) { name } else { Self::Other }
+        if is_it { name } else { Self::Other }
     }
 
     /// Whether the field belongs to one connection and must not be forwarded
@@ -162,6 +144,16 @@ pub struct Field {
     pub value: Span,
     /// What the name means to us.
     pub id: Name,
+}
+
+/// Whether these octets are `lower`, whatever their case. Of a length that is known, they are all
+/// compared at once, as it takes less than to stop at the first that differs.
+#[inline]
+pub(crate) fn is<const N: usize>(octets: &[u8], lower: &[u8; N]) -> bool {
+    octets.as_array::<N>().is_some_and(|octets| {
+        let differ = |(a, b): (&u8, &u8)| a.to_ascii_lowercase() ^ b;
+        octets.iter().zip(lower).map(differ).fold(0, |all, one| all | one) == 0
+    })
 }
 
 /// Whether `list` (comma-separated, RFC 9110 §5.6.1) has this member; case does not matter.
@@ -229,6 +221,25 @@ mod tests {
             ("hosts", Name::Other),
         ] {
             assert_eq!(Name::of(text.as_bytes()), name, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_name_with_another_octet_is_another() {
+        for name in
+            ["te", "host", "x-real-ip", "x-request-id", "x-l7rp-decision", "x-forwarded-proto"]
+        {
+            let known = Name::of(name.as_bytes());
+            assert_ne!(known, Name::Other, "{name}");
+            assert_eq!(Name::of(name.to_ascii_uppercase().as_bytes()), known, "{name}");
+            for at in 0..name.len() {
+                for octet in 0..=u8::MAX {
+                    let mut other = name.as_bytes().to_vec();
+                    other[at] = octet;
+                    let same = octet.to_ascii_lowercase() == name.as_bytes()[at];
+                    assert_eq!(Name::of(&other) == known, same, "{name} {at} {octet}");
+                }
+            }
         }
     }
 

@@ -5,7 +5,7 @@
 
 use super::Framing;
 use crate::failure::Malformed;
-use crate::head::{Field, Name, Span, list_has};
+use crate::head::{Field, Name, Span, is, list_has};
 
 /// Bounds of a head.
 #[derive(Clone, Copy, Debug)]
@@ -72,18 +72,32 @@ pub(super) fn parse_digits(value: &[u8]) -> Option<u64> {
     })
 }
 
-/// Reads a `Connection` value: `close` wins over `keep-alive`; any other member may name a
-/// field.
-pub(super) fn connection(value: &[u8], keep_alive: &mut bool, named: &mut bool) {
-    for member in value.split(|&b| b == b',').map(<[u8]>::trim_ascii) {
-        if member.eq_ignore_ascii_case(b"keep-alive") {
-            *keep_alive = true;
-        } else if !member.is_empty() && !member.eq_ignore_ascii_case(b"close") {
-            *named = true;
+/// What the `Connection` fields of a head say together.
+#[derive(Default)]
+pub(super) struct Connection {
+    keep_alive: bool,
+    close: bool,
+    /// A member may name a field.
+    pub(super) names: bool,
+}
+
+impl Connection {
+    /// Takes in the value of one of them.
+    pub(super) fn add(&mut self, value: &[u8]) {
+        for member in value.split(|&b| b == b',').map(<[u8]>::trim_ascii) {
+            if is(member, b"keep-alive") {
+                self.keep_alive = true;
+            } else if is(member, b"close") {
+                self.close = true;
+            } else {
+                self.names |= !member.is_empty();
+            }
         }
     }
-    if list_has(value, b"close") {
-        *keep_alive = false;
+
+    /// Whether another message may follow (RFC 9112 §9.3): `close` wins, on whichever line.
+    pub(super) fn persists(&self, is_http10: bool) -> bool {
+        !self.close && (self.keep_alive || !is_http10)
     }
 }
 

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::Framing;
 use super::head::{
-    Length, Limits, USUAL_FIELDS, connection, fields, grammar, is_named_by_connection, span,
+    Connection, Length, Limits, USUAL_FIELDS, fields, grammar, is_named_by_connection, span,
 };
 use crate::failure::{Failure, Malformed};
 use crate::head::{Field, Name, Span, list_has};
@@ -216,9 +216,8 @@ fn partial_request(buf: &[u8], limits: Limits) -> Result<Option<usize>, Failure>
 fn request_meaning(buf: &[u8], target: &[u8], head: &mut Request) -> Result<(), Failure> {
     let mut host = None;
     let mut length = Length::default();
-    head.keep_alive = !head.is_http10;
+    let mut connection = Connection::default();
     head.expects_continue = false;
-    head.connection_named = false;
     head.takes_trailers = false;
     let mut upgrade = Span::default();
     for field in &head.fields {
@@ -232,9 +231,7 @@ fn request_meaning(buf: &[u8], target: &[u8], head: &mut Request) -> Result<(), 
             Name::TransferEncoding => {
                 length.transfer_encoding(value, head.is_http10).map_err(Failure::BadRequest)?;
             }
-            Name::Connection => {
-                connection(value, &mut head.keep_alive, &mut head.connection_named);
-            }
+            Name::Connection => connection.add(value),
             Name::Expect if !head.is_http10 => {
                 if !value.eq_ignore_ascii_case(b"100-continue") {
                     return Err(Failure::ExpectationUnknown);
@@ -249,6 +246,8 @@ fn request_meaning(buf: &[u8], target: &[u8], head: &mut Request) -> Result<(), 
             _ => {}
         }
     }
+    head.keep_alive = connection.persists(head.is_http10);
+    head.connection_named = connection.names;
     if matches!(head.method, Method::Connect | Method::Trace) {
         return Err(Failure::MethodRefused);
     }
@@ -494,6 +493,11 @@ mod tests {
         assert_eq!(head.target.of(raw), b"*");
         assert_eq!(head.framing, Framing::Length(7));
         assert!(!head.keep_alive && head.expects_continue && !head.connection_named);
+
+        // The lines are one list, whose order says nothing.
+        let raw = b"GET / HTTP/1.0\r\nConnection: close, x-a\r\nConnection: keep-alive\r\n\r\n";
+        let head = request(raw).unwrap();
+        assert!(!head.keep_alive && head.connection_named);
     }
 
     proptest! {

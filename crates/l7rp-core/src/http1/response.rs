@@ -3,7 +3,7 @@
 use std::mem::MaybeUninit;
 
 use super::Framing;
-use super::head::{Length, Limits, USUAL_FIELDS, connection, fields, grammar, parse_digits};
+use super::head::{Connection, Length, Limits, USUAL_FIELDS, fields, grammar, parse_digits};
 use crate::failure::{Failure, Malformed};
 use crate::head::{Field, Name, Span};
 
@@ -117,21 +117,20 @@ fn response_meaning(
     is_http10: bool,
 ) -> Result<(), Malformed> {
     let mut length = Length::default();
-    head.keep_alive = !is_http10;
+    let mut connection = Connection::default();
     head.keep_alive_timeout = None;
-    head.connection_named = false;
     for field in &head.fields {
         let value = field.value.of(buf);
         match field.id {
             Name::ContentLength => length.content_length(value)?,
             Name::TransferEncoding => length.transfer_encoding(value, is_http10)?,
-            Name::Connection => {
-                connection(value, &mut head.keep_alive, &mut head.connection_named);
-            }
+            Name::Connection => connection.add(value),
             Name::KeepAlive => head.keep_alive_timeout = keep_alive_timeout(value),
             _ => {}
         }
     }
+    head.keep_alive = connection.persists(is_http10);
+    head.connection_named = connection.names;
     let framing = length.framing();
     head.framing = match head.status {
         // It has no body; a length is ignored and not passed on, chunks are beyond doubt wrong.
@@ -235,6 +234,13 @@ mod tests {
                 "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\n",
                 false,
                 Framing::Length(5),
+                false,
+            ),
+            // The lines are one list, whose order says nothing.
+            (
+                "HTTP/1.1 204 No\r\nConnection: close\r\nConnection: keep-alive\r\n\r\n",
+                false,
+                Framing::None,
                 false,
             ),
         ] {
