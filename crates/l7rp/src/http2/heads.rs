@@ -2,7 +2,7 @@
 //! by the library: no controls, names in lower case, no field that is about a connection.
 
 use bytes::Bytes;
-use http::header::{COOKIE, HOST, HeaderMap, HeaderName, HeaderValue, TE};
+use http::header::{CONTENT_LENGTH, COOKIE, DATE, HOST, HeaderMap, HeaderName, HeaderValue, TE};
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{Method, Request, Response, StatusCode, Uri, Version, request};
 use l7rp_core::failure::{Failure, Malformed};
@@ -24,7 +24,7 @@ pub enum Body {
 impl Body {
     /// Of a message with these fields. `ends`: nothing follows the head.
     pub fn of(fields: &HeaderMap, ends: bool) -> Self {
-        match (ends, fields.contains_key(http::header::CONTENT_LENGTH)) {
+        match (ends, fields.contains_key(CONTENT_LENGTH)) {
             (true, _) => Self::None,
             (false, true) => Self::Length,
             (false, false) => Self::Chunked,
@@ -177,7 +177,7 @@ pub fn response_to_h1(head: &http::response::Parts, body: Body, to_head: bool) -
     for (name, value) in &head.headers {
         field(&mut out, name.as_str().as_bytes(), value.as_bytes());
     }
-    let has_length = head.headers.contains_key(http::header::CONTENT_LENGTH);
+    let has_length = head.headers.contains_key(CONTENT_LENGTH);
     let never_has_body = to_head || status < 200 || status == 204 || status == 304;
     match body {
         Body::Chunked => field(&mut out, b"transfer-encoding", b"chunked"),
@@ -240,11 +240,18 @@ fn add_fields(
     fields: &[Field],
     bad: impl Fn() -> Failure,
 ) -> Result<(), Failure> {
+    to.try_reserve(fields.len()).map_err(|_| bad())?;
     for field in fields {
         if is_of_the_connection(field.id) {
             continue;
         }
-        let name = HeaderName::from_bytes(field.name.of(buf)).map_err(|_| bad())?;
+        let name = match field.id {
+            // What is in nearly every answer need not be looked up by its octets.
+            Name::Date => DATE,
+            Name::ContentLength => CONTENT_LENGTH,
+            Name::XRequestId => const { HeaderName::from_static("x-request-id") },
+            _ => HeaderName::from_bytes(field.name.of(buf)).map_err(|_| bad())?,
+        };
         let octets = field.value.of(buf);
         let value = if buf.len() <= SHORT {
             HeaderValue::from_maybe_shared(buf.slice_ref(octets))
