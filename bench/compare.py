@@ -19,7 +19,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from benchkit import machine, report
-from benchkit.bench import REPOSITORY, Bench, known_peers
+from benchkit.bench import MISFORTUNES, REPOSITORY, Bench, known_peers
 from benchkit.cases import CASES, Case
 from benchkit.peers import PeerError
 
@@ -76,7 +76,7 @@ def full(bench: Bench, cases: list[Case]) -> int:
     for case in cases:
         try:
             case = bench.with_rate(case)
-        except PeerError as error:
+        except MISFORTUNES as error:
             print(f"left out: {case.name}: {error}", file=sys.stderr)
             continue
         samples = bench.run_case(case)

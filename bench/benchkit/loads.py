@@ -140,16 +140,19 @@ def rate(setting: Setting, case: Case, port: int, seconds: int) -> Outcome:
 
 
 def read_rate(text: str) -> Outcome:
-    seen = json.loads(text)
+    try:
+        seen = json.loads(text)
+    except ValueError as e:
+        raise RuntimeError(f"l7rp load has made no load: {text.strip()[-200:]}") from e
     refused = sum(count for status, count in seen["statuses"].items() if not status.startswith("2"))
-    times = seen["latency"]
+    times = seen.get("latency")
+    # Without an answer there are none.
+    ms = {name: times[f"{name}_us"] / 1e3 for name in ("p50", "p99", "p999")} if times else {}
     return Outcome(
         done=seen["answers"],
         per_second=seen["rate_per_s"],
         errors=sum(seen["errors"].values()) + refused + seen["never_started"],
-        p50=times["p50_us"] / 1e3,
-        p99=times["p99_us"] / 1e3,
-        p999=times["p999_us"] / 1e3,
+        **ms,
     )
 
 

@@ -60,3 +60,9 @@ class ReadsTools(unittest.TestCase):
         seen = loads.read_rate(RATE)
         self.assertEqual((seen.done, seen.per_second, seen.errors), (90, 45.0, 10))
         self.assertEqual((seen.p50, seen.p99, seen.p999), (0.8125, 4.2, 9.1))
+
+    def test_rate_without_an_answer(self):
+        seen = loads.read_rate('{"answers": 0, "rate_per_s": 0.0, "never_started": 9, "statuses": {}, "errors": {}}')
+        self.assertEqual((seen.done, seen.errors, seen.p99), (0, 9, None))
+        with self.assertRaisesRegex(RuntimeError, "no load"):
+            loads.read_rate("")

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use l7rp_core::limit::{Bucket, Buckets, Rate, RetryBudget, client_key};
 use l7rp_core::names::Nanos;
-use l7rp_core::pick::{Algorithm, Ask, Eligible, Member, Seat, Selector, Tried, key_of};
+use l7rp_core::pick::{Algorithm, Ask, Crowd, Eligible, Member, Seat, Selector, Tried, key_of};
 use l7rp_core::route::{HostPattern, Request, Rule, Table, parse_host};
 use l7rp_core::upstream::breaker::{self, Breaker, State, Trip, Verdict};
 use l7rp_core::upstream::health::Health;
@@ -84,13 +84,14 @@ fn picking() {
 fn drive(selector: &Selector, seats: &[Arc<Seat>], eligible: &Eligible) {
     let life = HalfLife::new(Duration::from_secs(10));
     let mut rng = fastrand::Rng::with_seed(1);
+    let crowd = Crowd::default();
     for n in 1..200 {
         let mut tried = Tried::new();
         for _ in 0..4 {
             let now = Nanos(n * 1_000_000);
             let key = key_of(&(n % 10).to_le_bytes());
             let ask =
-                Ask { seats, in_flight: 0, eligible, tried: &tried, key, now, draw: rng.u64(..) };
+                Ask { seats, crowd: &crowd, eligible, tried: &tried, key, now, draw: rng.u64(..) };
             let Some(ix) = selector.pick(&ask) else { break };
             let _ = seats[ix].enter();
             seats[ix].latency.observe(now, 0.01, life);

@@ -86,14 +86,13 @@ impl ConsistentHash {
 /// ⌈(1+ε) · mean⌉ over the eligible, the new request counted in.
 ///
 /// Their requests in flight are those of all but the others: mostly, nobody is among the others.
-/// In a moment of change numbers may not fit together; the next pick has them right.
 fn cap(ask: &Ask<'_>, epsilon: f64) -> u64 {
     let n = ask.eligible.count();
     let sum = |members: &mut dyn Iterator<Item = usize>| -> u64 {
         members.map(|ix| u64::from(ask.load(ix))).sum()
     };
     let total = if n >= ask.eligible.len() / 2 {
-        ask.in_flight.saturating_sub(sum(&mut ask.eligible.others()))
+        ask.crowd.total(ask.seats).saturating_sub(sum(&mut ask.eligible.others()))
     } else {
         sum(&mut ask.eligible.iter())
     };

@@ -13,6 +13,7 @@
 //! | `consistent_hash` | a ring, with or without bounded load | log of the ring, and under load those who are out |
 
 mod consistent_hash;
+mod crowd;
 mod dice;
 mod eligible;
 mod least_conn;
@@ -30,6 +31,7 @@ use crate::names::Nanos;
 use crate::window::HalfLife;
 
 pub use consistent_hash::key_of;
+pub use crowd::Crowd;
 pub use eligible::Eligible;
 pub use seat::Seat;
 
@@ -78,8 +80,8 @@ pub struct Member<'a> {
 pub struct Ask<'a> {
     /// Load and latency, one per member.
     pub seats: &'a [Arc<Seat>],
-    /// Requests in flight at all members together, also at those who are not eligible.
-    pub in_flight: u64,
+    /// Requests in flight at all members together.
+    pub crowd: &'a Crowd,
     /// Whom health and breaker let in.
     pub eligible: &'a Eligible,
     /// Whom this request has tried already.

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Algorithm, Ask, Eligible, Member, Seat, Selector, Tried, key_of};
+use super::{Algorithm, Ask, Crowd, Eligible, Member, Seat, Selector, Tried, key_of};
 use crate::names::Nanos;
 
 /// All upstreams eligible; draws and keys come from a fixed seed.
@@ -12,6 +12,7 @@ pub(super) struct Pool {
     pub(super) selector: Selector,
     pub(super) seats: Vec<Arc<Seat>>,
     pub(super) eligible: Eligible,
+    crowd: Crowd,
     rng: RefCell<fastrand::Rng>,
 }
 
@@ -32,14 +33,17 @@ impl Pool {
             selector: Selector::new(algorithm, &members, Duration::from_secs(10)),
             seats: limits.iter().map(|&limit| Arc::new(Seat::new(limit))).collect(),
             eligible,
+            crowd: Crowd::default(),
             rng: RefCell::new(fastrand::Rng::with_seed(11)),
         }
     }
 
     pub(super) fn ask<'a>(&'a self, tried: &'a Tried, draw: u64) -> Ask<'a> {
+        // Tests take seats without telling it.
+        self.crowd.look_again();
         Ask {
             seats: &self.seats,
-            in_flight: self.seats.iter().map(|seat| u64::from(seat.in_flight())).sum(),
+            crowd: &self.crowd,
             eligible: &self.eligible,
             tried,
             key: key_of(&draw.to_le_bytes()),

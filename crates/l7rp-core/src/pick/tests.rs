@@ -141,7 +141,7 @@ fn many_threads_never_pass_a_limit_and_lose_no_place() {
                     for _ in 0..2_000 {
                         let ask = super::Ask {
                             seats,
-                            in_flight: 0,
+                            crowd: &super::Crowd::default(),
                             eligible,
                             tried: &tried,
                             key: rng.u64(..),

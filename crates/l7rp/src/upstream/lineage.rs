@@ -32,9 +32,6 @@ pub struct Lineage {
     pub name: String,
     /// Requests in progress in the pool.
     pub slots: Slots,
-    /// Tries that have a place at any of its upstreams. A pool under a new name does not know of
-    /// those that began under the old one.
-    pub(super) seated: AtomicU64,
     /// Extra tries that it was asked for in vain.
     pub budget_exhausted: AtomicU64,
     events: Arc<Events>,
@@ -47,7 +44,6 @@ impl Lineage {
         Self {
             name: name.to_owned(),
             slots: Slots::new(max_in_flight),
-            seated: AtomicU64::new(0),
             budget_exhausted: AtomicU64::new(0),
             events: events.clone(),
             generations: Mutex::default(),

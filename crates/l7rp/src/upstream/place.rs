@@ -55,7 +55,7 @@ impl<'a> Place<'a> {
         began: Nanos,
     ) -> Self {
         let permit = Some(permit);
-        pool.lineage.seated.fetch_add(1, Relaxed);
+        pool.crowd.enter();
         Self {
             pool,
             ix,
@@ -180,8 +180,8 @@ impl<'a> Place<'a> {
     /// is kept.
     pub fn rise(&mut self) {
         if std::mem::replace(&mut self.seated, false) {
+            self.pool.crowd.leave();
             self.upstream.seat.leave();
-            self.pool.lineage.seated.fetch_sub(1, Relaxed);
         }
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use l7rp_core::failure::{Failure, Scope};
 use l7rp_core::limit::RetryBudget;
 use l7rp_core::names::{Nanos, Status};
-use l7rp_core::pick::{self, Ask, Eligible, Member, Seat, Tried};
+use l7rp_core::pick::{self, Ask, Crowd, Eligible, Member, Seat, Tried};
 use l7rp_core::upstream::breaker::State;
 use l7rp_core::upstream::ramp;
 use l7rp_core::window::HalfLife;
@@ -36,6 +36,7 @@ pub struct Pool {
     pub budget: Arc<RetryBudget>,
     pub(super) probe_patience: Duration,
     pub(super) seats: Vec<Arc<Seat>>,
+    pub(super) crowd: Crowd,
     /// Who may be chosen: among the first choice, and among those that stand by.
     primary: Eligible,
     backup: Eligible,
@@ -102,6 +103,7 @@ impl Pool {
             lineage,
             budget,
             probe_patience: probe_patience(plan),
+            crowd: Crowd::default(),
             seats: upstreams.iter().map(|u| u.seat.clone()).collect(),
             primary: none(),
             backup: none(),
@@ -225,12 +227,12 @@ impl Pool {
         mut enter: impl FnMut(usize, u64) -> Option<T>,
     ) -> Option<T> {
         let mut passed = None;
-        let in_flight = self.lineage.seated.load(Relaxed);
         // Each round but the last loses a race for a place or passes one upstream over.
         for _ in 0..=2 * self.upstreams.len() {
             let tried = passed.as_ref().unwrap_or(wanted.tried);
             let key = wanted.key;
-            let ask = Ask { seats: &self.seats, in_flight, eligible, tried, key, now, draw };
+            let ask =
+                Ask { seats: &self.seats, crowd: &self.crowd, eligible, tried, key, now, draw };
             let ix = pick(&ask)?;
             let entered = enter(ix, draw);
             if entered.is_some() {

@@ -1,8 +1,10 @@
 //! Whom a pool would choose, and why not the others: told without taking a place or a turn.
 
+use std::sync::Arc;
+
 use l7rp_core::failure::Failure;
 use l7rp_core::names::Nanos;
-use l7rp_core::pick::{Ask, Eligible, Tried};
+use l7rp_core::pick::{Ask, Crowd, Eligible, Seat, Tried};
 use l7rp_core::upstream::ramp;
 
 use super::pool::{Pool, Wanted};
@@ -43,10 +45,11 @@ impl Pool {
             eligible.set(ix, true);
         }
         let (tried, now) = (Tried::new(), Nanos(0));
-        let (seats, eligible) = (&self.seats[..], &eligible);
-        // So much that nobody carries more than the mean.
-        let in_flight = u64::MAX;
-        self.selector.peek(&Ask { seats, in_flight, eligible, tried: &tried, key, now, draw: 0 })
+        // Nobody's seats: nobody has taken any of them.
+        let seats: Vec<Arc<Seat>> = self.seats.iter().map(|_| Arc::default()).collect();
+        let (seats, eligible) = (&seats[..], &eligible);
+        let crowd = &Crowd::default();
+        self.selector.peek(&Ask { seats, crowd, eligible, tried: &tried, key, now, draw: 0 })
     }
 
     /// The share of its picks that the upstream at `ix` takes while it warms up; `None`: it does

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use l7rp_testkit::{Client, Gate, Origin, Proxy, SOON, Then, eventually, let_pass, reply};
 
 use crate::reload::{ALL, WEB, file, pool, simple};
-use crate::setup::{assert_counts, assert_failed, in_flight, start};
+use crate::setup::{assert_counts, assert_failed, get, in_flight, start};
 use crate::tries::assert_at_rest;
 use crate::verdict::{
     CLOSED, HALF_OPEN, OPEN, TOUCHY, asking, becomes, is_eligible, refused, state, turns,
@@ -411,4 +411,44 @@ fn what_ends_after_its_upstream_is_gone_harms_nobody() {
     eventually(SOON, || proxy.get("/").status() == 200);
     assert_eq!(state(&proxy, &new), CLOSED);
     assert!(!proxy.metrics().text.contains(&gone.url()));
+}
+
+#[test]
+fn bounded_hashing_knows_what_began_before_the_reload() {
+    // To a pool with one of the four and three others, and to the same four under another name.
+    for (name, after) in [("b", [0, 4, 5, 6]), ("c", [0, 1, 2, 3])] {
+        let gate = Gate::default();
+        let origins: Vec<_> = (0..7).map(|_| Origin::start(reply::held("x", &gate))).collect();
+        let bounded = |name: &str, members: [usize; 4]| {
+            let members = members.map(|ix| &origins[ix]);
+            let keys = ", selector: { algorithm: consistent-hash-bounded, epsilon: 0.25, \
+                        hash_key: \"header:X-User\" }";
+            file(&[WEB], &[pool(name, &members, keys)], &[&format!("name: r, pool: {name}")])
+        };
+        let load = || origins.iter().map(Origin::requests).collect::<Vec<_>>();
+        let proxy = start(&bounded("b", [0, 1, 2, 3]));
+        let mut clients = Vec::new();
+        let mut ask = |user: &str, total: usize| {
+            let mut client = proxy.client();
+            client.send(get("a.test", "/", &format!("X-User: {user}\r\n")));
+            clients.push(client);
+            eventually(SOON, || load().iter().sum::<usize>() == total);
+        };
+        for n in 1..=20 {
+            ask(&format!("user-{n}"), n);
+        }
+        let before = load();
+        proxy.reload(&bounded(name, after));
+        for n in 21..=32 {
+            ask("hot", n);
+        }
+        let now = load();
+        let in_pool: usize = after.iter().map(|&ix| now[ix]).sum();
+        let bound = (in_pool * 5).div_ceil(4 * 4);
+        for ix in after.into_iter().filter(|&ix| now[ix] > before[ix]) {
+            assert!(now[ix] <= bound, "{ix} of {now:?}, before {before:?}: bound {bound}");
+        }
+        gate.open();
+        assert!(clients.iter_mut().all(|client| client.response().status() == 200));
+    }
 }
