@@ -155,6 +155,21 @@ fn a_constant_rate_is_kept_by_all_threads_together() {
 }
 
 #[test]
+fn threads_have_equal_parts() {
+    let origin = Origin::start(reply::name("x"));
+    let json = good("--requests 30 -c 3", &origin.url());
+    assert_eq!(3 % count(&json["threads"]), 0, "{json:#}");
+    for (line, words) in [
+        ("-c 3 --threads 2", ["--concurrency 3", "--threads 1 would do", "a multiple of 2 "]),
+        ("-c 40 --http2 --threads 3", ["--concurrency 40, 16 on", "--threads 1", "of 48 "]),
+    ] {
+        let told = load(line, &origin.url());
+        assert_eq!((told.code, told.out.as_str()), (Some(2), ""), "{}", told.err);
+        assert!(words.iter().all(|words| told.err.contains(words)), "{}", told.err);
+    }
+}
+
+#[test]
 fn what_cannot_be_started_is_told() {
     let origin = Origin::start(reply::slow("x", Duration::from_millis(250)));
     let told = load("--rate 100 --duration 1s -c 1 --json", &origin.url());

@@ -2,6 +2,7 @@
 //!
 //! | file | does |
 //! |---|---|
+//! | `plan` | what is to be done, and by how many threads |
 //! | `schedule` | when which request is due, and when it is over |
 //! | `request` | the request, made once |
 //! | `target`, `h1`, `h2`, `hold` | connections: new, of either version, idle |
@@ -9,7 +10,7 @@
 //! | `tally` | what one thread counts |
 //! | `report`, `picture` | all of it, for people and programs |
 //!
-//! Each thread has its part of the connections and of the requests, and meets the others only at the
+//! Each thread has an equal part of the connections and of the requests, and meets the others only at the
 //! beginning and at the end.
 
 mod alarm;
@@ -19,18 +20,17 @@ mod h1;
 mod h2;
 mod hold;
 mod picture;
+mod plan;
 mod report;
 mod request;
 mod schedule;
 mod tally;
 mod target;
 
-use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread;
-use std::time::Duration;
 
 use l7rp_core::names::Nanos;
 use tokio::runtime::Builder;
@@ -38,6 +38,7 @@ use tokio::sync::watch;
 use tokio::task::{JoinSet, LocalSet};
 
 pub use picture::Ink;
+pub use plan::{Plan, Trust};
 pub use report::Report;
 pub use request::{Ask, Field, Url};
 pub use schedule::{End, Pace};
@@ -53,42 +54,6 @@ use schedule::{Part, Schedule};
 use tally::{Failure, Tally};
 use target::Target;
 
-/// What is to be done.
-#[derive(Clone, Debug)]
-pub struct Plan {
-    /// Where requests go.
-    pub url: Url,
-    /// What each of them asks.
-    pub ask: Ask,
-    /// When they are sent.
-    pub pace: Pace,
-    /// When it is over.
-    pub end: End,
-    /// Before that, for so long, nothing counts.
-    pub warm_up: Duration,
-    /// Requests at once, at most.
-    pub concurrency: usize,
-    /// HTTP/2 is spoken, with so many requests at once on a connection.
-    pub streams: Option<usize>,
-    /// Threads, at most.
-    pub threads: usize,
-    /// An answer that is not complete after this long has failed.
-    pub timeout: Duration,
-    /// Whom to trust, for `https`.
-    pub trust: Trust,
-    /// Idle connections beside the busy ones (HTTP/1.1).
-    pub hold: usize,
-}
-
-/// Whom to trust.
-#[derive(Clone, Debug, Default)]
-pub struct Trust {
-    /// PEM file with CAs; `None`: those of the system.
-    pub ca_file: Option<PathBuf>,
-    /// Anybody.
-    pub insecure: bool,
-}
-
 /// What all threads work with.
 #[derive(Debug)]
 struct Work {
@@ -97,12 +62,6 @@ struct Work {
     message: Message,
     /// Answers have no body.
     to_head: bool,
-}
-
-impl Plan {
-    fn connections(&self) -> usize {
-        self.streams.map_or(self.concurrency, |streams| self.concurrency.div_ceil(streams.max(1)))
-    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -163,7 +122,7 @@ struct Outcome {
 /// Why there was no load at all, for people.
 pub fn run(plan: Plan, control: &Control) -> Result<Report, String> {
     let target = Target::new(&plan)?;
-    let threads = plan.threads.clamp(1, plan.connections().max(1));
+    let threads = plan.even_threads();
     let work = Arc::new(Work {
         octets: Octets::new(&plan.url, &plan.ask),
         message: Message::new(&plan.url, &plan.ask)?,
@@ -271,11 +230,6 @@ async fn ended(desk: &Desk, mut phase: watch::Receiver<Phase>) {
     }
 }
 
-/// How many of `total` are this thread's.
-fn share(total: usize, part: Part) -> usize {
-    let (index, threads) = (part.index as usize, part.threads as usize);
-    total / threads + usize::from(index < total % threads)
-}
 
 /// Connections that the clients of one thread begin with.
 enum Connections {
@@ -287,8 +241,10 @@ enum Connections {
 /// Opens the connections of this thread, and those that are only held. Fails if there is none.
 async fn open(desk: &Rc<Desk>, part: Part) -> Result<(Connections, Vec<Connection>), Failure> {
     let plan = &desk.work.plan;
-    let count = share(plan.connections(), part);
-    let held = hold::open(desk, share(plan.hold, part)).await?;
+    let (index, threads) = (part.index as usize, part.threads as usize);
+    let count = plan.connections() / threads;
+    let more = usize::from(index < plan.hold % threads);
+    let held = hold::open(desk, plan.hold / threads + more).await?;
     let streams = if plan.ask.close { Vec::new() } else { early(desk, count).await? };
     let Some(at_once) = plan.streams else {
         let mut connections: Vec<_> =
@@ -296,13 +252,13 @@ async fn open(desk: &Rc<Desk>, part: Part) -> Result<(Connections, Vec<Connectio
         connections.resize_with(count, || None);
         return Ok((Connections::H1(connections), held));
     };
-    // The last connection of all has what is left.
-    let last = plan.connections() - 1;
+    // The last connection has what is left.
+    let mut places = plan.concurrency / threads;
     let mut streams = streams.into_iter();
     let mut links = Vec::with_capacity(count);
-    for nth in 0..count {
-        let number = nth * part.threads as usize + part.index as usize;
-        let requests = if number == last { plan.concurrency - last * at_once } else { at_once };
+    for _ in 0..count {
+        let requests = places.min(at_once);
+        places -= requests;
         let link = Rc::new(h2::Link::default());
         if let Some(stream) = streams.next() {
             link.begin(stream).await?;

@@ -305,28 +305,11 @@ mod tests {
     use std::time::Duration;
 
     use super::super::busy::Busy;
+    use super::super::plan::tests::plan;
     use super::super::tally::Failure;
-    use super::super::{Ask, Trust};
     use super::*;
 
     const START: Nanos = Nanos(1_000_000_000);
-
-    fn plan(pace: Pace, end: End) -> Plan {
-        let ask = Ask { method: None, fields: Vec::new(), body: 0, chunked: false, close: false };
-        Plan {
-            url: "http://a.test/".parse().unwrap(),
-            ask,
-            pace,
-            end,
-            warm_up: Duration::from_secs(1),
-            concurrency: 5,
-            streams: None,
-            threads: 2,
-            timeout: Duration::from_secs(9),
-            trust: Trust::default(),
-            hold: 0,
-        }
-    }
 
     /// One of two threads, with so many answers.
     fn outcome(answers: u64, cut_off: Nanos) -> Outcome {
