@@ -116,8 +116,8 @@ pub struct Load {
 const NOTES: &str = "\
 Latency counts from when a request was due, in a closed loop from when it was sent, to the last
 octet of its answer. Connecting is a part of it with --new-connections only. The rate is that of
-the answers before the cut-off. A kept connection that the peer closes without a word is opened
-again once for the same request, and counted.
+the answers before the cut-off. A kept connection that the peer closes without a word, or
+sends on what was not asked for, is opened again once for the same request, and counted.
 
 SIGINT ends the load early, with a report; a second one does not wait for what is in flight.
 

@@ -243,6 +243,20 @@ fn a_connection_that_was_closed_while_kept_is_opened_again() {
 }
 
 #[test]
+fn what_comes_unasked_is_no_answer() {
+    let origin = Origin::start(|call| {
+        call.send(reply::ok("x"));
+        // The tool has read the one when the other comes, and waits for its next request.
+        let_pass(Duration::from_millis(100));
+        call.send("HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\n\r\n");
+        Then::Close
+    });
+    let json = good("--rate 1 --requests 3 -c 1", &origin.url());
+    assert_eq!(json["statuses"], serde_json::json!({ "200": 3 }));
+    assert_eq!((&json["connections_opened"], &json["reconnects"]), (&3.into(), &2.into()));
+}
+
+#[test]
 fn bodies_arrive_whole() {
     for (size, octets) in [("1", 1), ("16KiB", 16 << 10), ("64KiB", 64 << 10), ("300001", 300_001)]
     {
