@@ -133,7 +133,7 @@ impl Schedule {
         // This thread's numbers are those that leave the same rest as its next one.
         let behind = (self.number % self.step + self.step - first % self.step) % self.step;
         let first = first.saturating_add(behind);
-        before(self.cut_off).saturating_sub(first).div_ceil(self.step)
+        before(self.cut_off).saturating_sub(first).div_ceil(self.step).min(self.left)
     }
 
     fn due(&self, rate: u64, number: u64) -> Nanos {
@@ -291,5 +291,15 @@ mod tests {
         assert_eq!(counted.cut_off(), Nanos::NEVER);
         counted.end(at(3));
         assert_eq!(counted.next(at(3)), Next::Over);
+        // Ended long after the last of four was due.
+        let mut slow = schedule(Pace::Open(10), End::Requests(4), 0, ALONE);
+        for left in (1..=4).rev() {
+            let mut ended = slow.clone();
+            ended.end(at(9000));
+            assert_eq!(ended.never_started(), left);
+            assert!(matches!(slow.next(at(8000)), Next::Send(_)));
+        }
+        slow.end(at(9000));
+        assert_eq!(slow.never_started(), 0);
     }
 }
