@@ -205,6 +205,11 @@ fn the_warm_up_does_not_count() {
     assert_eq!(origin.requests() as u64, warm_up + 40);
     let sent = count(&json["sent_bytes"]);
     assert_eq!(sent, 40 * origin.last().head.len() as u64);
+    // Its answers come when it is over.
+    let origin = Origin::start(reply::slow("x", Duration::from_millis(300)));
+    let json = good("--warm-up 100ms --requests 4 -c 4", &origin.url());
+    let answers = us(&json["rate_per_s"]) * us(&json["duration_s"]);
+    assert!((answers - 4.0).abs() < 0.01, "{json:#}");
 }
 
 #[test]

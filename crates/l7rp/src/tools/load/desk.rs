@@ -149,19 +149,19 @@ impl Desk {
         let now = self.clock.now();
         self.in_flight.set(self.in_flight.get() - 1);
         let mut tally = self.tally.borrow_mut();
-        if !turn.counts {
-            tally.warm_up += 1;
-        }
-        let measured = self.schedule.borrow().as_ref().is_some_and(|s| s.is_measured(now));
+        let schedule = self.schedule.borrow();
+        let measured = schedule.as_ref().is_some_and(|s| s.is_measured(now, turn.counts));
         tally.measured += u64::from(measured && outcome.is_ok());
-        tally.last = now;
         if turn.counts {
+            tally.last = now;
             tally.sent += moved.sent;
             tally.received += moved.received;
             match outcome {
                 Ok(status) => tally.answered(status, now.since(turn.due)),
                 Err(failure) => tally.failed(failure),
             }
+        } else {
+            tally.warm_up += 1;
         }
         now
     }
