@@ -130,7 +130,7 @@ pub(super) fn run(asked: &Load) -> ExitCode {
         error(&uneven(&plan));
         return ExitCode::from(WRONG);
     }
-    let files = plan.concurrency as u64 + plan.hold as u64 + OTHER_FILES;
+    let files = plan.connections() as u64 + plan.hold as u64 + OTHER_FILES;
     let files = files + THREAD_FILES * plan.even_threads() as u64;
     let limit = raise_open_files();
     if files > limit {

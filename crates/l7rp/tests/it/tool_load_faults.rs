@@ -1,10 +1,12 @@
 //! `l7rp load`: failed requests are counted by what has failed.
 
 use std::io::{self, Write};
+use std::process::Command;
 use std::time::Duration;
 
 use l7rp_testkit::{Origin, Then, let_pass, reply};
 
+use crate::setup::PROGRAM;
 use crate::tls_kit::Ca;
 use crate::tool_load::{count, errors, load};
 
@@ -29,6 +31,22 @@ fn a_target_that_cannot_be_reached_is_told_at_once() {
         let told = load("--duration 1h -c 3", &url);
         assert_eq!((told.code, told.out.as_str()), (Some(1), ""), "{}", told.err);
         assert!(told.err.starts_with("error: ") && told.err.contains(words), "{}", told.err);
+    }
+}
+
+#[test]
+fn open_files_are_those_of_connections() {
+    let url = Origin::refusing().url();
+    for (line, code, words) in [
+        ("-c 1000", 2, "the limit is 200"),
+        ("-c 1 --hold 1000", 2, "the limit is 200"),
+        ("-c 1000 --http2 --streams 100", 1, "Connection refused"),
+    ] {
+        let script = format!("ulimit -n 200 && exec {PROGRAM} load {line} {url}");
+        let output = Command::new("sh").args(["-c", &script]).output().expect("it runs");
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{line}: {told}");
+        assert!(told.contains(words), "{line}: {told}");
     }
 }
 
