@@ -1,6 +1,7 @@
 //! `l7rp load`: failed requests are counted by what has failed.
 
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
+use std::net::TcpListener;
 use std::process::Command;
 use std::time::Duration;
 
@@ -75,6 +76,23 @@ fn connections_that_break() {
         all_fail("", &origin.url(), "reset", "closed in the middle of the answer");
         assert_eq!(origin.requests(), 5, "none is repeated");
     }
+}
+
+#[test]
+fn what_cannot_be_opened_again_was_not() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = format!("http://{}/", listener.local_addr().expect("an address"));
+    let server = std::thread::spawn(move || {
+        let (mut tcp, _) = listener.accept().expect("the tool");
+        // Nobody else is let in, and this one only once.
+        drop(listener);
+        let _ = tcp.read(&mut [0; 1024]);
+        tcp.write_all(reply::ok("x").as_bytes()).expect("the tool");
+    });
+    let json = load("--json --requests 5 -c 1", &url).json();
+    server.join().expect("it ends");
+    assert_eq!((&json["answers"], &json["errors"]["connect"]), (&1.into(), &4.into()), "{json:#}");
+    assert_eq!((&json["connections_opened"], &json["reconnects"]), (&1.into(), &0.into()));
 }
 
 #[test]

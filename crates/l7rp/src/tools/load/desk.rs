@@ -166,7 +166,7 @@ impl Desk {
         now
     }
 
-    /// Counts a kept connection that the peer has closed without a word.
+    /// Counts a connection that was opened in the place of a kept one that the peer has closed.
     pub(super) fn reconnects(&self) {
         self.tally.borrow_mut().reconnects += 1;
     }

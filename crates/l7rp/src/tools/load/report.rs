@@ -48,7 +48,7 @@ pub struct Report {
     sent_bytes: u64,
     received_bytes: u64,
     connections_opened: u64,
-    /// Kept connections that the peer had closed, and that were opened again for the same request.
+    /// Connections that were opened in the place of kept ones that the peer had closed.
     reconnects: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     held: Option<Held>,
