@@ -132,6 +132,13 @@ pub(super) fn run(asked: &Load) -> ExitCode {
     }
     let files = plan.connections() as u64 + plan.hold as u64 + OTHER_FILES;
     let files = files + THREAD_FILES * plan.even_threads() as u64;
+    if asked.http2 && asked.header.iter().any(Field::is_of_connection) {
+        error(
+            "HTTP/2 has no fields of a connection: leave out --header Upgrade, Keep-Alive, \
+             Proxy-Connection, and any TE but trailers",
+        );
+        return ExitCode::from(WRONG);
+    }
     let limit = raise_open_files();
     if files > limit {
         error(&format!(
