@@ -96,7 +96,10 @@ pub struct Load {
     /// Trust any certificate
     #[arg(long, conflicts_with = "cacert", hide_short_help = true)]
     pub insecure: bool,
-    /// Threads [default: one for each core, at most one for each connection]
+    /// Threads [default: at most one for each core]
+    ///
+    /// Each has the same number of places for requests. By default there are as many threads as
+    /// divide them evenly.
     #[arg(long, value_name = "N", hide_short_help = true)]
     #[arg(value_parser = RangedU64ValueParser::<u32>::new().range(1..=1024))]
     pub threads: Option<u32>,
@@ -112,9 +115,10 @@ pub struct Load {
 
 const NOTES: &str = "\
 Latency counts from when a request was due, in a closed loop from when it was sent, to the last
-octet of its answer. Connecting is a part of it with --new-connections only. The rate is that of
-the answers before the cut-off. A kept connection that the peer closes without a word is opened
-again once for the same request, and counted.
+octet of its answer. Connecting is a part of it for a request that needs a new connection: with
+--new-connections, after an answer that closes the last one, and after a failure. The rate is that
+of the answers before the cut-off. A kept connection that the peer closes without a word, or sends
+on what was not asked for, is opened again once for the same request, and counted.
 
 SIGINT ends the load early, with a report; a second one does not wait for what is in flight.
 
@@ -123,8 +127,19 @@ load at all; 2 wrong usage.";
 
 pub(super) fn run(asked: &Load) -> ExitCode {
     let plan = plan(asked);
-    let files = plan.concurrency as u64 + plan.hold as u64 + OTHER_FILES;
-    let files = files + THREAD_FILES * plan.threads as u64;
+    if asked.threads.is_some() && plan.even_threads() != plan.threads {
+        error(&uneven(&plan));
+        return ExitCode::from(WRONG);
+    }
+    let files = plan.connections() as u64 + plan.hold as u64 + OTHER_FILES;
+    let files = files + THREAD_FILES * plan.even_threads() as u64;
+    if asked.http2 && asked.header.iter().any(Field::is_of_connection) {
+        error(
+            "HTTP/2 has no fields of a connection: leave out --header Upgrade, Keep-Alive, \
+             Proxy-Connection, and any TE but trailers",
+        );
+        return ExitCode::from(WRONG);
+    }
     let limit = raise_open_files();
     if files > limit {
         error(&format!(
@@ -153,6 +168,19 @@ pub(super) fn run(asked: &Load) -> ExitCode {
         print(lines.join("\n") + "\n")
     };
     if report.has_failed() { ExitCode::from(FAILED) } else { printed }
+}
+
+/// That --threads is wrong, and what would be right.
+fn uneven(plan: &Plan) -> String {
+    let on_each = plan.streams.map_or(String::new(), |n| format!(", {n} on a connection,"));
+    format!(
+        "--concurrency {}{on_each} cannot be divided evenly among --threads {}; --threads {} would \
+         do, or a multiple of {} as --concurrency",
+        plan.concurrency,
+        plan.threads,
+        plan.even_threads(),
+        plan.threads * plan.streams.unwrap_or(1),
+    )
 }
 
 /// The first signal ends the load, the second what is in flight.

@@ -155,6 +155,21 @@ fn a_constant_rate_is_kept_by_all_threads_together() {
 }
 
 #[test]
+fn threads_have_equal_parts() {
+    let origin = Origin::start(reply::name("x"));
+    let json = good("--requests 30 -c 3", &origin.url());
+    assert_eq!(3 % count(&json["threads"]), 0, "{json:#}");
+    for (line, words) in [
+        ("-c 3 --threads 2", ["--concurrency 3", "--threads 1 would do", "a multiple of 2 "]),
+        ("-c 40 --http2 --threads 3", ["--concurrency 40, 16 on", "--threads 1", "of 48 "]),
+    ] {
+        let told = load(line, &origin.url());
+        assert_eq!((told.code, told.out.as_str()), (Some(2), ""), "{}", told.err);
+        assert!(words.iter().all(|words| told.err.contains(words)), "{}", told.err);
+    }
+}
+
+#[test]
 fn what_cannot_be_started_is_told() {
     let origin = Origin::start(reply::slow("x", Duration::from_millis(250)));
     let told = load("--rate 100 --duration 1s -c 1 --json", &origin.url());
@@ -190,6 +205,11 @@ fn the_warm_up_does_not_count() {
     assert_eq!(origin.requests() as u64, warm_up + 40);
     let sent = count(&json["sent_bytes"]);
     assert_eq!(sent, 40 * origin.last().head.len() as u64);
+    // Its answers come when it is over.
+    let origin = Origin::start(reply::slow("x", Duration::from_millis(300)));
+    let json = good("--warm-up 100ms --requests 4 -c 4", &origin.url());
+    let answers = us(&json["rate_per_s"]) * us(&json["duration_s"]);
+    assert!((answers - 4.0).abs() < 0.01, "{json:#}");
 }
 
 #[test]
@@ -225,6 +245,20 @@ fn a_connection_that_was_closed_while_kept_is_opened_again() {
     });
     let json = good("--requests 10 -c 2", &polite.url());
     assert_eq!((&json["connections_opened"], &json["reconnects"]), (&10.into(), &0.into()));
+}
+
+#[test]
+fn what_comes_unasked_is_no_answer() {
+    let origin = Origin::start(|call| {
+        call.send(reply::ok("x"));
+        // The tool has read the one when the other comes, and waits for its next request.
+        let_pass(Duration::from_millis(100));
+        call.send("HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\n\r\n");
+        Then::Close
+    });
+    let json = good("--rate 1 --requests 3 -c 1", &origin.url());
+    assert_eq!(json["statuses"], serde_json::json!({ "200": 3 }));
+    assert_eq!((&json["connections_opened"], &json["reconnects"]), (&3.into(), &2.into()));
 }
 
 #[test]
@@ -311,7 +345,7 @@ fn idle_connections_are_held_beside_the_busy_ones() {
     assert_eq!(json["held"], serde_json::json!({ "opened": 20, "open": 19 }));
 }
 
-fn signal(child: &Child) {
+pub fn signal(child: &Child) {
     let pid = Pid::from_child(child);
     kill_process(pid, Signal::INT).expect("it runs");
 }

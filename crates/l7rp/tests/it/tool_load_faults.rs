@@ -1,12 +1,15 @@
 //! `l7rp load`: failed requests are counted by what has failed.
 
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
+use std::net::TcpListener;
+use std::process::Command;
 use std::time::Duration;
 
-use l7rp_testkit::{Origin, Then, let_pass, reply};
+use l7rp_testkit::{Origin, SOON, Then, eventually, let_pass, reply};
 
+use crate::setup::PROGRAM;
 use crate::tls_kit::Ca;
-use crate::tool_load::{count, errors, load};
+use crate::tool_load::{begin, count, end, errors, load, signal};
 
 /// Five requests, all of which fail in this way, and the words for it.
 #[track_caller]
@@ -29,6 +32,50 @@ fn a_target_that_cannot_be_reached_is_told_at_once() {
         let told = load("--duration 1h -c 3", &url);
         assert_eq!((told.code, told.out.as_str()), (Some(1), ""), "{}", told.err);
         assert!(told.err.starts_with("error: ") && told.err.contains(words), "{}", told.err);
+    }
+}
+
+#[test]
+fn a_signal_ends_the_opening_of_connections() {
+    for line in ["-c 2", "-c 1 --hold 2"] {
+        // Nobody answers to TLS.
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let url = format!("https://{}/", listener.local_addr().expect("an address"));
+        let line = format!("--json --timeout 1h --duration 1h --insecure {line}");
+        let mut child = begin(&line, &url);
+        let _tool = listener.accept().expect("the tool");
+        signal(&child);
+        eventually(SOON, || child.try_wait().expect("it is ours").is_some());
+        let told = end(child);
+        let json = told.json();
+        assert_eq!((told.code, &json["interrupted"]), (Some(1), &true.into()), "{json:#}");
+        assert_eq!((&json["requests"], errors(&json)), (&0.into(), 0), "{json:#}");
+    }
+}
+
+#[test]
+fn who_lets_nobody_in_is_not_asked_by_all() {
+    let closes = Origin::start_through(|_| Err(io::ErrorKind::Other.into()), reply::name("x"));
+    let url = closes.url().replace("http:", "https:");
+    let told = load("--insecure --duration 1h --threads 1 -c 1000", &url);
+    assert_eq!((told.code, told.out.as_str()), (Some(1), ""), "{}", told.err);
+    // Those that were opened at once, and some that have followed the first of them.
+    assert!(closes.accepted() < 500, "{}", closes.accepted());
+}
+
+#[test]
+fn open_files_are_those_of_connections() {
+    let url = Origin::refusing().url();
+    for (line, code, words) in [
+        ("-c 1000", 2, "the limit is 200"),
+        ("-c 1 --hold 1000", 2, "the limit is 200"),
+        ("-c 1000 --http2 --streams 100", 1, "Connection refused"),
+    ] {
+        let script = format!("ulimit -n 200 && exec {PROGRAM} load {line} {url}");
+        let output = Command::new("sh").args(["-c", &script]).output().expect("it runs");
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{line}: {told}");
+        assert!(told.contains(words), "{line}: {told}");
     }
 }
 
@@ -57,6 +104,23 @@ fn connections_that_break() {
         all_fail("", &origin.url(), "reset", "closed in the middle of the answer");
         assert_eq!(origin.requests(), 5, "none is repeated");
     }
+}
+
+#[test]
+fn what_cannot_be_opened_again_was_not() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = format!("http://{}/", listener.local_addr().expect("an address"));
+    let server = std::thread::spawn(move || {
+        let (mut tcp, _) = listener.accept().expect("the tool");
+        // Nobody else is let in, and this one only once.
+        drop(listener);
+        let _ = tcp.read(&mut [0; 1024]);
+        tcp.write_all(reply::ok("x").as_bytes()).expect("the tool");
+    });
+    let json = load("--json --requests 5 -c 1", &url).json();
+    server.join().expect("it ends");
+    assert_eq!((&json["answers"], &json["errors"]["connect"]), (&1.into(), &4.into()), "{json:#}");
+    assert_eq!((&json["connections_opened"], &json["reconnects"]), (&1.into(), &0.into()));
 }
 
 #[test]
@@ -128,6 +192,7 @@ fn some_fail_and_the_others_count() {
     assert_eq!((count(&json["answers"]), count(&json["errors"]["reset"])), (30, 10), "{json:#}");
     let told = load("--requests 40 -c 1", &origin.url());
     assert!(told.out.contains("10 reset"), "{}", told.out);
+    assert!(told.out.contains("10 of 40 requests failed. No latency has them"), "{}", told.out);
 }
 
 #[test]

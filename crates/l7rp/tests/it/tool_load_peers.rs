@@ -59,6 +59,16 @@ fn http2_by_prior_knowledge_carries_bodies_both_ways() {
 }
 
 #[test]
+fn http2_has_no_fields_of_a_connection() {
+    let origin = Origin::start(reply::name("x"));
+    for field in ["Upgrade:x", "keep-alive:1", "Proxy-Connection:x", "TE:gzip", "Connection:x"] {
+        let told = load(&format!("--http2 --requests 1 -c 1 -H {field}"), &origin.url());
+        assert_eq!((told.code, told.out.as_str()), (Some(2), ""), "{field}: {}", told.err);
+    }
+    assert_eq!(origin.accepted(), 0);
+}
+
+#[test]
 fn http2_streams_that_fail_are_told() {
     let resets = H2Origin::start(|mut incoming| async move {
         incoming.respond.send_reset(Reason::INTERNAL_ERROR);

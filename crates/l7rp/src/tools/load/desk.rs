@@ -23,7 +23,7 @@ use crate::stream::Stream;
 const ROOM: usize = 256 << 10;
 /// Connections that are opened at once before the load begins: more may not fit into the queue of
 /// who accepts, and then each waits for a second.
-const OPENING: usize = 64;
+pub(super) const OPENING: usize = 64;
 /// After a connection that could not be opened.
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -149,24 +149,24 @@ impl Desk {
         let now = self.clock.now();
         self.in_flight.set(self.in_flight.get() - 1);
         let mut tally = self.tally.borrow_mut();
-        if !turn.counts {
-            tally.warm_up += 1;
-        }
-        let measured = self.schedule.borrow().as_ref().is_some_and(|s| s.is_measured(now));
+        let schedule = self.schedule.borrow();
+        let measured = schedule.as_ref().is_some_and(|s| s.is_measured(now, turn.counts));
         tally.measured += u64::from(measured && outcome.is_ok());
-        tally.last = now;
         if turn.counts {
+            tally.last = now;
             tally.sent += moved.sent;
             tally.received += moved.received;
             match outcome {
                 Ok(status) => tally.answered(status, now.since(turn.due)),
                 Err(failure) => tally.failed(failure),
             }
+        } else {
+            tally.warm_up += 1;
         }
         now
     }
 
-    /// Counts a kept connection that the peer has closed without a word.
+    /// Counts a connection that was opened in the place of a kept one that the peer has closed.
     pub(super) fn reconnects(&self) {
         self.tally.borrow_mut().reconnects += 1;
     }

@@ -59,8 +59,9 @@ pub(super) async fn client(desk: Rc<Desk>, mut connection: Option<Connection>) {
     }
 }
 
-/// One request, on a kept connection or a new one. A kept one that the peer closes without a word
-/// is replaced: it has only been idle for too long. The new one is not.
+/// One request, on a kept connection or a new one. A kept one that the peer closes without a word,
+/// or has sent something on that was not asked for, is replaced: it has only been idle for too
+/// long. The new one is not.
 pub(super) async fn exchange(
     desk: &Desk,
     kept: &mut Option<Connection>,
@@ -69,10 +70,17 @@ pub(super) async fn exchange(
     now: Nanos,
 ) -> Result<u16, Failure> {
     let deadline = now.plus(desk.work.plan.timeout);
+    let had_one = kept.is_some();
     loop {
-        let mut connection = match kept.take() {
+        let mut connection = match kept.take().filter(Connection::can_serve) {
             Some(connection) => connection,
-            None => Connection::new(desk.open(deadline).await?),
+            None => {
+                let stream = desk.open(deadline).await?;
+                if had_one {
+                    desk.reconnects();
+                }
+                Connection::new(stream)
+            }
         };
         let mut progress = Progress::default();
         let answer = poll_fn(|cx| {
@@ -92,10 +100,7 @@ pub(super) async fn exchange(
                 return Ok(progress.status);
             }
             Err(Failure { kind: Kind::Reset, .. })
-                if connection.served > 0 && progress.moved.received == 0 =>
-            {
-                desk.reconnects();
-            }
+                if connection.served > 0 && progress.moved.received == 0 => {}
             Err(failure) => return Err(failure),
         }
     }
@@ -114,6 +119,12 @@ impl Connection {
     /// Whether the peer has left an idle connection open.
     pub(super) fn is_open(&self) -> bool {
         self.stream.is_quiet()
+    }
+
+    /// Whether what is read next is the answer to what is sent next. Before the first answer over
+    /// TLS nobody knows: the peer may have sent tickets.
+    fn can_serve(&self) -> bool {
+        self.is_open() || self.served == 0 && matches!(self.stream, Stream::Tls(_))
     }
 
     /// Ready when the whole answer has come. It may come before the request is out.

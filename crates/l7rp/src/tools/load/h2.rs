@@ -29,7 +29,11 @@ const MAX_FIELDS: u32 = 64 << 10;
 
 /// A connection, or the next one in its place.
 #[derive(Debug, Default)]
-pub(super) struct Link(Mutex<Option<Open>>);
+pub(super) struct Link {
+    open: Mutex<Option<Open>>,
+    /// The peer has closed one that had served.
+    was_closed: Cell<bool>,
+}
 
 #[derive(Clone, Debug)]
 struct Open {
@@ -48,27 +52,29 @@ enum Broken {
 impl Link {
     /// Speaks HTTP/2 on this.
     pub(super) async fn begin(&self, stream: Stream) -> Result<(), Failure> {
-        *self.0.lock().await = Some(Open::new(stream).await?);
+        *self.open.lock().await = Some(Open::new(stream).await?);
         Ok(())
     }
 
     async fn open(&self, desk: &Desk, deadline: Nanos) -> Result<Open, Failure> {
-        let mut place = self.0.lock().await;
+        let mut place = self.open.lock().await;
         if let Some(open) = &*place {
             return Ok(open.clone());
         }
         let open = Open::new(desk.open(deadline).await?).await?;
+        if self.was_closed.take() {
+            desk.reconnects();
+        }
         Ok(place.insert(open).clone())
     }
 
-    /// The connection is not used any more. Whether it is this that has found out.
-    async fn forget(&self, gone: &Open) -> bool {
-        let mut place = self.0.lock().await;
-        let is_it = place.as_ref().is_some_and(|open| Rc::ptr_eq(&open.served, &gone.served));
-        if is_it {
+    /// The connection is not used any more.
+    async fn forget(&self, gone: &Open) {
+        let mut place = self.open.lock().await;
+        if place.as_ref().is_some_and(|open| Rc::ptr_eq(&open.served, &gone.served)) {
             *place = None;
+            self.was_closed.set(gone.served.get() > 0);
         }
-        is_it
     }
 }
 
@@ -130,11 +136,8 @@ async fn exchange(
                 return Ok(status);
             }
             Err(Broken::Gone(failure)) => {
-                let has_served = open.served.get() > 0;
-                if link.forget(&open).await && has_served {
-                    desk.reconnects();
-                }
-                if !has_served || !std::mem::take(&mut again) {
+                link.forget(&open).await;
+                if open.served.get() == 0 || !std::mem::take(&mut again) {
                     return Err(failure);
                 }
             }

@@ -2,6 +2,7 @@
 //!
 //! | file | does |
 //! |---|---|
+//! | `plan` | what is to be done, and by how many threads |
 //! | `schedule` | when which request is due, and when it is over |
 //! | `request` | the request, made once |
 //! | `target`, `h1`, `h2`, `hold` | connections: new, of either version, idle |
@@ -9,7 +10,7 @@
 //! | `tally` | what one thread counts |
 //! | `report`, `picture` | all of it, for people and programs |
 //!
-//! Each thread has its part of the connections and of the requests, and meets the others only at the
+//! Each thread has an equal part of the connections and of the requests, and meets the others only at the
 //! beginning and at the end.
 
 mod alarm;
@@ -19,18 +20,17 @@ mod h1;
 mod h2;
 mod hold;
 mod picture;
+mod plan;
 mod report;
 mod request;
 mod schedule;
 mod tally;
 mod target;
 
-use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread;
-use std::time::Duration;
 
 use l7rp_core::names::Nanos;
 use tokio::runtime::Builder;
@@ -38,6 +38,7 @@ use tokio::sync::watch;
 use tokio::task::{JoinSet, LocalSet};
 
 pub use picture::Ink;
+pub use plan::{Plan, Trust};
 pub use report::Report;
 pub use request::{Ask, Field, Url};
 pub use schedule::{End, Pace};
@@ -46,48 +47,12 @@ pub use tally::Kind;
 use crate::clock::Clock;
 use alarm::Alarm;
 use busy::Busy;
-use desk::Desk;
+use desk::{Desk, OPENING};
 use h1::Connection;
 use request::{Message, Octets};
 use schedule::{Part, Schedule};
 use tally::{Failure, Tally};
 use target::Target;
-
-/// What is to be done.
-#[derive(Clone, Debug)]
-pub struct Plan {
-    /// Where requests go.
-    pub url: Url,
-    /// What each of them asks.
-    pub ask: Ask,
-    /// When they are sent.
-    pub pace: Pace,
-    /// When it is over.
-    pub end: End,
-    /// Before that, for so long, nothing counts.
-    pub warm_up: Duration,
-    /// Requests at once, at most.
-    pub concurrency: usize,
-    /// HTTP/2 is spoken, with so many requests at once on a connection.
-    pub streams: Option<usize>,
-    /// Threads, at most.
-    pub threads: usize,
-    /// An answer that is not complete after this long has failed.
-    pub timeout: Duration,
-    /// Whom to trust, for `https`.
-    pub trust: Trust,
-    /// Idle connections beside the busy ones (HTTP/1.1).
-    pub hold: usize,
-}
-
-/// Whom to trust.
-#[derive(Clone, Debug, Default)]
-pub struct Trust {
-    /// PEM file with CAs; `None`: those of the system.
-    pub ca_file: Option<PathBuf>,
-    /// Anybody.
-    pub insecure: bool,
-}
 
 /// What all threads work with.
 #[derive(Debug)]
@@ -97,12 +62,6 @@ struct Work {
     message: Message,
     /// Answers have no body.
     to_head: bool,
-}
-
-impl Plan {
-    fn connections(&self) -> usize {
-        self.streams.map_or(self.concurrency, |streams| self.concurrency.div_ceil(streams.max(1)))
-    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -163,7 +122,7 @@ struct Outcome {
 /// Why there was no load at all, for people.
 pub fn run(plan: Plan, control: &Control) -> Result<Report, String> {
     let target = Target::new(&plan)?;
-    let threads = plan.threads.clamp(1, plan.connections().max(1));
+    let threads = plan.even_threads();
     let work = Arc::new(Work {
         octets: Octets::new(&plan.url, &plan.ask),
         message: Message::new(&plan.url, &plan.ask)?,
@@ -218,14 +177,17 @@ fn thread_body(
     let tasks = LocalSet::new();
     tasks.block_on(&runtime, async {
         let mut alarm = Alarm::new().map_err(|e| short(&e))?;
-        let opened = open(&desk, part).await;
+        let mut phase = control.0.subscribe();
+        let opened = tokio::select! {
+            opened = open(&desk, part) => opened.map(Some),
+            _ = begin(&mut phase) => Ok(None),
+        };
         let told = opened.as_ref().map(|_| ()).map_err(|failure| failure.words.clone());
         // Whoever waits for it is there until the last thread has told.
         let _ = ready.send(told);
         drop(ready);
-        let mut phase = control.0.subscribe();
         let begun = begin(&mut phase).await;
-        let (Ok((connections, held)), Some(start)) = (opened, begun) else {
+        let (Ok(Some((connections, held))), Some(start)) = (opened, begun) else {
             return Ok(desk.outcome(&[], Busy::default()));
         };
         let plan = &desk.work.plan;
@@ -271,12 +233,6 @@ async fn ended(desk: &Desk, mut phase: watch::Receiver<Phase>) {
     }
 }
 
-/// How many of `total` are this thread's.
-fn share(total: usize, part: Part) -> usize {
-    let (index, threads) = (part.index as usize, part.threads as usize);
-    total / threads + usize::from(index < total % threads)
-}
-
 /// Connections that the clients of one thread begin with.
 enum Connections {
     H1(Vec<Option<Connection>>),
@@ -287,8 +243,10 @@ enum Connections {
 /// Opens the connections of this thread, and those that are only held. Fails if there is none.
 async fn open(desk: &Rc<Desk>, part: Part) -> Result<(Connections, Vec<Connection>), Failure> {
     let plan = &desk.work.plan;
-    let count = share(plan.connections(), part);
-    let held = hold::open(desk, share(plan.hold, part)).await?;
+    let (index, threads) = (part.index as usize, part.threads as usize);
+    let count = plan.connections() / threads;
+    let more = usize::from(index < plan.hold % threads);
+    let held = hold::open(desk, plan.hold / threads + more).await?;
     let streams = if plan.ask.close { Vec::new() } else { early(desk, count).await? };
     let Some(at_once) = plan.streams else {
         let mut connections: Vec<_> =
@@ -296,13 +254,13 @@ async fn open(desk: &Rc<Desk>, part: Part) -> Result<(Connections, Vec<Connectio
         connections.resize_with(count, || None);
         return Ok((Connections::H1(connections), held));
     };
-    // The last connection of all has what is left.
-    let last = plan.connections() - 1;
+    // The last connection has what is left.
+    let mut places = plan.concurrency / threads;
     let mut streams = streams.into_iter();
     let mut links = Vec::with_capacity(count);
-    for nth in 0..count {
-        let number = nth * part.threads as usize + part.index as usize;
-        let requests = if number == last { plan.concurrency - last * at_once } else { at_once };
+    for _ in 0..count {
+        let requests = places.min(at_once);
+        places -= requests;
         let link = Rc::new(h2::Link::default());
         if let Some(stream) = streams.next() {
             link.begin(stream).await?;
@@ -312,26 +270,29 @@ async fn open(desk: &Rc<Desk>, part: Part) -> Result<(Connections, Vec<Connectio
     Ok((Connections::H2(links), held))
 }
 
-/// Opens so many; those that fail are opened again when they are needed. Fails if all do.
+/// Opens so many; those that fail are opened again when they are needed. Fails if all do, or as
+/// many as are opened at once before one has succeeded.
 async fn early(desk: &Rc<Desk>, count: usize) -> Result<Vec<crate::stream::Stream>, Failure> {
     let mut opening = JoinSet::new();
     for _ in 0..count {
         let desk = desk.clone();
         opening.spawn_local(async move { desk.open_early().await });
     }
-    let (mut streams, mut failure) = (Vec::with_capacity(count), None);
+    let (mut streams, mut failed) = (Vec::with_capacity(count), 0);
     while let Some(opened) = opening.join_next().await {
         match opened {
             Ok(Ok(stream)) => streams.push(stream),
-            Ok(Err(e)) => failure = Some(e),
+            Ok(Err(failure)) => {
+                failed += 1;
+                if streams.is_empty() && failed == count.min(OPENING) {
+                    return Err(failure);
+                }
+            }
             // A task of ours neither panics nor is aborted.
             Err(_) => {}
         }
     }
-    match failure {
-        Some(failure) if streams.is_empty() => Err(failure),
-        _ => Ok(streams),
-    }
+    Ok(streams)
 }
 
 fn clients(desk: &Rc<Desk>, connections: Connections) -> JoinSet<()> {

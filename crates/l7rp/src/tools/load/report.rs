@@ -48,7 +48,7 @@ pub struct Report {
     sent_bytes: u64,
     received_bytes: u64,
     connections_opened: u64,
-    /// Kept connections that the peer had closed, and that were opened again for the same request.
+    /// Connections that were opened in the place of kept ones that the peer had closed.
     reconnects: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     held: Option<Held>,
@@ -263,6 +263,13 @@ impl Report {
                 self.never_started, self.concurrency
             ));
         }
+        if self.requests > self.answers {
+            warnings.push(format!(
+                "{} of {} requests failed. No latency has them, however long they took.",
+                self.requests - self.answers,
+                self.requests
+            ));
+        }
         warnings
     }
 }
@@ -305,28 +312,11 @@ mod tests {
     use std::time::Duration;
 
     use super::super::busy::Busy;
+    use super::super::plan::tests::plan;
     use super::super::tally::Failure;
-    use super::super::{Ask, Trust};
     use super::*;
 
     const START: Nanos = Nanos(1_000_000_000);
-
-    fn plan(pace: Pace, end: End) -> Plan {
-        let ask = Ask { method: None, fields: Vec::new(), body: 0, chunked: false, close: false };
-        Plan {
-            url: "http://a.test/".parse().unwrap(),
-            ask,
-            pace,
-            end,
-            warm_up: Duration::from_secs(1),
-            concurrency: 5,
-            streams: None,
-            threads: 2,
-            timeout: Duration::from_secs(9),
-            trust: Trust::default(),
-            hold: 0,
-        }
-    }
 
     /// One of two threads, with so many answers.
     fn outcome(answers: u64, cut_off: Nanos) -> Outcome {
@@ -378,6 +368,7 @@ mod tests {
         assert!(behind.text(Ink::Ascii).contains("7 requests were due"), "{behind:?}");
         let failed = report(&|one| one.tally.failed(Failure::new(Kind::Tls, "no")));
         assert!(failed.has_failed() && failed.text(Ink::Ascii).contains("tls: no"));
+        assert!(failed.text(Ink::Ascii).contains("1 of 7 requests failed. No latency has them"));
         assert!(
             Report::new(&plan(Pace::Closed, end), START, vec![outcome(0, cut_off)]).has_failed()
         );

@@ -74,6 +74,12 @@ impl Field {
     fn is(&self, name: &str) -> bool {
         self.name.eq_ignore_ascii_case(name)
     }
+
+    /// Whether it is of a connection, which HTTP/2 does not have in fields (RFC 9113 §8.2.2).
+    pub fn is_of_connection(&self) -> bool {
+        ["upgrade", "keep-alive", "proxy-connection"].iter().any(|name| self.is(name))
+            || self.is("te") && self.value != "trailers"
+    }
 }
 
 impl FromStr for Field {
@@ -300,6 +306,17 @@ mod tests {
             "connection: close",
         ] {
             assert!(line.parse::<Field>().is_err(), "{line}");
+        }
+        for (line, expected) in [
+            ("UPGRADE: x", true),
+            ("Keep-Alive: timeout=5", true),
+            ("Proxy-Connection: close", true),
+            ("TE: gzip", true),
+            ("TE: trailers", false),
+            ("X-Upgrade: x", false),
+        ] {
+            let field: Field = line.parse().unwrap();
+            assert_eq!(field.is_of_connection(), expected, "{line}");
         }
     }
 

@@ -62,6 +62,8 @@ pub(super) struct Schedule {
     /// The warm-up ends here.
     counted_from: Nanos,
     cut_off: Nanos,
+    /// A time was given, no number of requests.
+    is_timed: bool,
     /// Requests that may still be sent and count.
     left: u64,
     /// Number of the next request in an open loop, and the distance to this thread's one after it.
@@ -79,8 +81,9 @@ impl Schedule {
                 (Nanos::NEVER, n / part.threads + more)
             }
         };
+        let is_timed = matches!(end, End::After(_));
         let (number, step) = (part.index, part.threads);
-        Self { pace, start, counted_from, cut_off, left, number, step }
+        Self { pace, start, counted_from, cut_off, is_timed, left, number, step }
     }
 
     /// What comes next for a connection that is free now.
@@ -117,9 +120,10 @@ impl Schedule {
         self.cut_off
     }
 
-    /// Whether an answer at this time belongs to the time that the rate is taken of.
-    pub(super) fn is_measured(&self, now: Nanos) -> bool {
-        self.counted_from <= now && now < self.cut_off
+    /// Whether an answer at this time is one of those that the rate is taken of. In a given time it
+    /// may be to a request of the warm-up, as others come after that time; of a given number not.
+    pub(super) fn is_measured(&self, now: Nanos, counts: bool) -> bool {
+        (counts || self.is_timed) && self.counted_from <= now && now < self.cut_off
     }
 
     /// Requests that were due before the cut-off and count, but for which no connection was free.
@@ -133,7 +137,7 @@ impl Schedule {
         // This thread's numbers are those that leave the same rest as its next one.
         let behind = (self.number % self.step + self.step - first % self.step) % self.step;
         let first = first.saturating_add(behind);
-        before(self.cut_off).saturating_sub(first).div_ceil(self.step)
+        before(self.cut_off).saturating_sub(first).div_ceil(self.step).min(self.left)
     }
 
     fn due(&self, rate: u64, number: u64) -> Nanos {
@@ -272,10 +276,12 @@ mod tests {
         }
         let expected = [(0, false), (100, false), (200, false), (300, true), (400, true)];
         assert_eq!(sent, expected.map(|(ms, counts)| (at(ms), counts)));
+        assert!(one.is_measured(at(300), true) && !one.is_measured(at(300), false));
         let mut late = schedule(Pace::Open(10), SECOND, 250, ALONE);
         assert_eq!(late.next(at(5000)), Next::Over);
         // 300 to 1200 ms.
         assert_eq!(late.never_started(), 10);
+        assert!(late.is_measured(at(300), false) && !late.is_measured(at(200), false));
     }
 
     #[test]
@@ -286,10 +292,20 @@ mod tests {
         one.end(at(900));
         assert_eq!((one.cut_off(), one.next(at(460))), (at(450), Next::Over));
         assert_eq!(one.never_started(), 4);
-        assert!(one.is_measured(at(449)) && !one.is_measured(at(450)));
+        assert!(one.is_measured(at(449), true) && !one.is_measured(at(450), true));
         let mut counted = schedule(Pace::Closed, End::Requests(9), 0, ALONE);
         assert_eq!(counted.cut_off(), Nanos::NEVER);
         counted.end(at(3));
         assert_eq!(counted.next(at(3)), Next::Over);
+        // Ended long after the last of four was due.
+        let mut slow = schedule(Pace::Open(10), End::Requests(4), 0, ALONE);
+        for left in (1..=4).rev() {
+            let mut ended = slow.clone();
+            ended.end(at(9000));
+            assert_eq!(ended.never_started(), left);
+            assert!(matches!(slow.next(at(8000)), Next::Send(_)));
+        }
+        slow.end(at(9000));
+        assert_eq!(slow.never_started(), 0);
     }
 }
