@@ -24,7 +24,7 @@ text { font: 14px system-ui, sans-serif; fill: var(--ink) }
 .warn { fill: var(--warn); stroke: var(--warn-line); stroke-width: 1.5 }
 .dim { fill: none; stroke: var(--line); stroke-dasharray: 4 4 }
 .arrow { fill: none; stroke: var(--ink); stroke-width: 1.5 } .head { fill: var(--ink) }
-.rule { stroke: var(--line); stroke-width: 1 } .curve { fill: none; stroke: var(--good-line); stroke-width: 2.5 }
+.rule { fill: none; stroke: var(--line) } .curve { fill: none; stroke: var(--good-line); stroke-width: 2.5 }
 svg { --ground: #fff; --ink: #1b1f24; --soft: #57606a; --line: #8c959f; --box: #f3f5f7;
  --good: #dcf5e3; --good-line: #1a7f37; --bad: #ffe3e0; --bad-line: #c4261d;
  --warn: #fff3cd; --warn-line: #9a6700 }
@@ -184,7 +184,7 @@ def circuit_breaker():
     p.box(540, 110, 180, 70, ["open", "nobody is let in"], "bad")
     p.box(290, 220, 180, 70, ["half-open", "half_open_probes (5) let in"], "warn")
     p.arrow([(220, 130), (538, 130)], "more than failure_ratio (0.5) of the last\n100 results within 30 s failed, of at least 20", (380, 96))
-    p.arrow([(630, 180), (630, 255), (472, 255)], "the open time is over:\n1 s, then 2, 4 … 60 s", (640, 225), at="start")
+    p.arrow([(630, 180), (630, 255), (472, 255)], "the open time is over:\n1 s, then 2, 4 … 60 s", (485, 275), at="start")
     p.arrow([(435, 220), (435, 160), (538, 160)], "one fails:\ntwice as long", (448, 184), at="start")
     p.arrow([(288, 255), (130, 255), (130, 182)], "all 5 succeed", (205, 275))
     p.text(40, 40, "A result counts when the last octet has come, and only in the state that let the request in.", "small")
@@ -194,17 +194,17 @@ def circuit_breaker():
 
 def retries():
     p = Picture("When another try is made, and when not", 760, 350)
-    p.box(20, 20, 160, 44, "a try has failed")
-    p.box(20, 110, 160, 56, ["was anything sent?", "connection, TLS"], "warn")
-    p.box(20, 220, 160, 56, ["may it be repeated?", "the route's retry"], "warn")
-    p.arrow([(100, 64), (100, 108)])
-    p.arrow([(100, 166), (100, 218)], "yes, or an answer came", (110, 196), at="start")
+    p.box(20, 20, 200, 44, "a try has failed")
+    p.box(20, 110, 200, 56, ["was anything sent?", "connection, TLS"], "warn")
+    p.box(20, 220, 200, 56, ["may it be repeated?", "the route's retry"], "warn")
+    p.arrow([(120, 64), (120, 108)])
+    p.arrow([(120, 166), (120, 218)], "yes, or an answer came", (130, 196), at="start")
     p.box(330, 110, 400, 56, ["elsewhere, at once", "another upstream; any method; costs nothing"], "good")
-    p.arrow([(180, 138), (328, 138)], "no: nothing was sent")
+    p.arrow([(220, 138), (328, 138)], "nothing was sent")
     p.box(330, 205, 400, 86, ["a retry, after backoff × ½ to 1", "method, status, attempts, body, time are all as listed;", "the pool's budget has a token; no Retry-After"], "good")
-    p.arrow([(180, 248), (328, 248)], "yes")
+    p.arrow([(220, 248), (328, 248)], "yes")
     p.box(20, 310, 710, 30, "the end: the client gets the last upstream's answer, or one of l7rp; no_retry in the log says why", "box")
-    p.arrow([(100, 276), (100, 308)], "no", (110, 297), at="start")
+    p.arrow([(120, 276), (120, 308)], "no", (130, 297), at="start")
     return p
 
 
@@ -218,9 +218,9 @@ def hedging():
     p.box(120, 65, 340, 34, "upstream a: nothing yet", "warn")
     p.text(20, 145, "hedge", "bold")
     p.box(320, 125, 140, 34, "upstream b", "good")
-    p.arrow([(320, 101), (320, 123)], "hedge_after: 100ms", (310, 116), at="end")
+    p.arrow([(320, 101), (320, 123)], "hedge_after: 100ms", (312, 118), at="end")
     p.arrow([(460, 142), (530, 142)])
-    p.text(540, 147, "200: it wins, and goes to the client", "")
+    p.text(540, 147, "200: it wins")
     p.text(480, 87, "given up at 170 ms: held against nobody", "small")
     p.text(20, 220, "A failure never wins while the other may still answer. A hedge costs one from the retry budget,", "small")
     p.text(20, 240, "and goes only to an upstream whose breaker is closed.", "small")
@@ -241,7 +241,7 @@ def rate_limits():
     p.path([(x(t), bottom - n * scale) for t, n in points], "curve")
     p.text(x(0.5) + 8, 130, "20 at once pass:", "")
     p.text(x(0.5) + 8, 148, "the burst", "small")
-    p.box(x(1.0), bottom - 42, 180, 34, "15 a second: 10 pass, 5 get 429", "bad")
+    p.box(x(0.75), bottom - 42, 250, 34, "15 a second: 10 pass, 5 get 429", "bad")
     p.text(x(3.7) + 10, 160, "saved up again, 10 a second", "small")
     for seconds in range(6):
         p.text(x(seconds), bottom + 20, f"{seconds} s", "small", "middle")
@@ -252,12 +252,12 @@ def rate_limits():
 def overload():
     p = Picture("Each limit, in the order in which a request meets it", 760, 330)
     rows = [
-        ("listeners[].max_connections", "capacity_connections", "a connection, before anything is read"),
-        ("middleware: rate_limit", "rate_limited", "429, the others 503"),
+        ("listeners[].max_connections", "capacity_connections", "before anything is read"),
+        ("middleware: rate_limit", "rate_limited", "429; all others are 503"),
         ("limits.max_in_flight", "capacity_process", "the whole process"),
         ("listeners[].max_in_flight", "capacity_listener", ""),
         ("upstream_pools[].max_in_flight", "capacity_pool", ""),
-        ("upstreams[].max_in_flight", "capacity_upstream", "when all that may be chosen are full"),
+        ("upstreams[].max_in_flight", "capacity_upstream", "all who may be chosen"),
     ]
     for number, (key, reason, note) in enumerate(rows):
         y = 20 + 44 * number
@@ -306,8 +306,8 @@ def certificates():
     p.text(20, 215, "A certificate by ACME, of 90 days", "bold")
     p.box(20, 230, 480, 36, "60 days: it is served", "good")
     p.box(500, 230, 240, 36, "30 days: it is asked for again", "warn")
-    p.text(500, 290, "renewal begins here, or a little before by chance;", "small")
-    p.text(500, 308, "after a failure: 1, 4, 16 min … up to 24 h", "small")
+    p.text(478, 290, "renewal begins here, or somewhat sooner;", "small")
+    p.text(478, 308, "after a failure again: 1, 4, 16 min …", "small")
     p.text(20, 290, "day 0", "small")
     p.text(740, 328, "day 90", "small", "end")
     p.arrow([(500, 275), (500, 268)])
