@@ -1,6 +1,6 @@
 //! What is judged without running the program.
 
-use crate::run::{Done, Failed, cargo, step};
+use crate::run::{Done, Failed, cargo, command, step};
 use crate::setup;
 use crate::{fuzz, read};
 
@@ -14,6 +14,10 @@ pub(crate) fn all() -> Done {
         "mend what clippy names, or write #[expect(…, reason = …)] where it is wrong",
     )?;
     fuzz::check()?;
+    step(
+        command("python3").args(["docs/pictures.py", "--check"]),
+        "`docs/pictures.py` draws the pictures of the docs anew",
+    )?;
     step(
         cargo().args(["deny", "--log-level", "error", "check", "bans", "licenses", "sources"]),
         "deny.toml says what is banned and why, and which licences are allowed",

@@ -8,6 +8,7 @@
 )]
 
 mod documents;
+mod pages;
 mod source;
 
 use std::path::{Path, PathBuf};
