@@ -58,7 +58,7 @@ grep -q "^Uid:[[:space:]]*${user%:*}[[:space:]]" "/proc/$main/status" || fail "i
 eventually inside /usr/bin/l7rp healthcheck --ready
 answer=$(curl -fsS http://127.0.0.1:8080/) || fail "no answer"
 echo "$answer" | grep -q '^app request=' || fail "not the application's answer: $answer"
-kill -s "$signal" "$main"
+kill -s "${signal#SIG}" "$main"
 wait "$parent" || fail "stopped by $signal it exits with $?"
 if inside $(cat "$folder/check"); then fail "it is well after its end"; fi
 echo "It ran as $user with nothing else around it, looked up a name, answered, and ended in order."
