@@ -1,11 +1,11 @@
 # Makes a root folder with Debian's least, a C compiler, git and systemd, and builds the program in
 # a clean checkout there. To be run in a mount namespace of its own: with it end the mounts.
 #
-#   unshare --mount sh empty_machine.sh REPOSITORY FOLDER TOOLCHAIN CRATES BUILD
+#   unshare --mount sh empty_machine.sh FOLDER TOOLCHAIN CRATES BUILD
 #
-# TOOLCHAIN and CRATES are Rust's and cargo's of this machine; BUILD is the command.
+# FOLDER has the checkout, `source`, and gets the root folder, `root`. TOOLCHAIN and CRATES are Rust's and cargo's of this machine; BUILD is the command.
 set -eu
-repository=$1 folder=$2 toolchain=$3 crates=$4 build=$5
+folder=$1 toolchain=$2 crates=$3 build=$4
 new=$folder/root
 
 . /etc/os-release
@@ -16,7 +16,7 @@ debootstrap --variant=minbase --include=gcc,libc6-dev,git,ca-certificates,system
     "$VERSION_CODENAME" "$new" "${server:-http://deb.debian.org/debian}" > "$folder/debootstrap.log" 2>&1 ||
     { tail -n 20 "$folder/debootstrap.log"; exit 1; }
 
-git -c safe.directory='*' clone --quiet --no-hardlinks "$repository" "$new/srv/l7rp"
+cp -r "$folder/source" "$new/srv/l7rp"
 ln -sfn /srv/l7rp "$folder/checkout"
 mkdir -p "$new/opt/rust" "$new/opt/cargo/registry"
 mount --bind "$toolchain" "$new/opt/rust"

@@ -20,9 +20,15 @@ pub(crate) fn check(where_possible: bool) -> Done {
     let folder = folder("install")?;
     // Crates are fetched here, where whatever is needed to reach the registry is set up.
     step(cargo().args(["fetch", "--locked"]), "the crate registry must be reached")?;
+    // What is committed, and nothing else.
+    let source = folder.join("source");
+    step(command("rm").arg("-rf").arg(&source), "is it somebody else's?")?;
+    let mut clone = command("git");
+    clone.args(["clone", "--quiet", "--no-hardlinks"]).arg(root()).arg(&source);
+    step(&mut clone, "is this a checkout of git?")?;
     let mut make = setup::as_root("unshare")?;
     make.arg("--mount").arg("sh").arg(root().join("xtask/deploy/empty_machine.sh"));
-    make.arg(root()).arg(&folder).args([toolchain()?, crates()?]).arg(build);
+    make.arg(&folder).args([toolchain()?, crates()?]).arg(build);
     step(&mut make, "the line with `E:`, or the compiler's message, says why")?;
     machine::run(&folder.join("root"), &folder, &service::script()?)?;
     println!("\ninstall-check: all is well");
