@@ -1,7 +1,9 @@
 //! What CI runs, in the order that a newcomer would.
 
 use crate::run::Done;
-use crate::{bench, demo, fuzz, instructions, lint, loom, quickstart, test, tools};
+use crate::{
+    bench, demo, deploy, fuzz, install, instructions, lint, loom, quickstart, test, tools,
+};
 
 /// Tests come first: on a bare machine that shows that `cargo xtask test` needs nothing that
 /// another recipe installs.
@@ -9,6 +11,8 @@ pub(crate) fn all() -> Done {
     test::all(&[])?;
     demo::check()?;
     quickstart::check()?;
+    deploy::check(true)?;
+    install::check(true)?;
     lint::all()?;
     loom::all()?;
     instructions::check()?;

@@ -11,7 +11,9 @@ mod baseline;
 mod bench;
 mod ci;
 mod demo;
+mod deploy;
 mod fuzz;
+mod install;
 mod instructions;
 mod lint;
 mod loom;
@@ -40,6 +42,14 @@ usage: cargo xtask RECIPE
                       before (--accept: that is what they are from now on)
   advisories          known faults in dependencies (asks the network)
   demo-check          `cargo run --release -- demo` starts, answers and stops
+  deploy-check [--where-possible]
+                      what operators install: manifests against their schemas, the image run
+                      without an engine, the service under a systemd of its own. Needs root
+                      and namespaces (--where-possible: without them less is judged)
+  install-check [--where-possible]
+                      from an empty Debian: the README's build, then the installation and all
+                      that docs/src/operating/systemd.md tells. Needs root, namespaces and
+                      Debian's package server
   quickstart-check    the README's quick start works as it is written
   fuzz [--seconds N]  run every fuzz target for N seconds (default 60)
   fuzz-build          build every fuzz target
@@ -48,8 +58,9 @@ usage: cargo xtask RECIPE
                       nothing is written); an hour on a quiet machine
   bench --quick       what a small request costs here and in HAProxy, in half a minute
   pgo                 a binary that the compiler has arranged by what it has seen of it at work
-  ci                  what CI runs: test, demo-check, quickstart-check, lint, loom,
-                      instructions, the tests of the measurements and bench --quick (whose
+  ci                  what CI runs: test, demo-check, quickstart-check, deploy-check and
+                      install-check where possible, lint, loom, instructions, the tests of
+                      the measurements and bench --quick (whose
                       figure decides nothing), and fuzz-build if cargo-fuzz is there
   help                this text
 ";
@@ -88,6 +99,12 @@ fn dispatch(recipe: &str, rest: &[String]) -> Option<Done> {
     if recipe == "instructions" {
         return instructions::asked(rest);
     }
+    if recipe == "deploy-check" {
+        return where_possible(rest).map(deploy::check);
+    }
+    if recipe == "install-check" {
+        return where_possible(rest).map(install::check);
+    }
     if !rest.is_empty() {
         return None;
     }
@@ -107,6 +124,15 @@ fn dispatch(recipe: &str, rest: &[String]) -> Option<Done> {
         }
         _ => return None,
     })
+}
+
+/// Whether what cannot be done here is to be left out.
+fn where_possible(arguments: &[String]) -> Option<bool> {
+    match arguments {
+        [] => Some(false),
+        [flag] if flag == "--where-possible" => Some(true),
+        _ => None,
+    }
 }
 
 /// The repository's top folder.

@@ -72,6 +72,11 @@ fn script(readme: &str) -> Result<String, Failed> {
     Ok(lines.join("\n"))
 }
 
+/// The command by which the README builds the program.
+pub(crate) fn build_command(readme: &str) -> Option<&str> {
+    listing(readme, 0)?.lines().find(|line| line.starts_with("cargo build"))
+}
+
 /// The text of the `n`th shell listing of the quick start.
 fn listing(readme: &str, n: usize) -> Option<&str> {
     let section = readme.split("\n## Quick start\n").nth(1)?.split("\n## ").next()?;
@@ -135,6 +140,7 @@ mod tests {
             assert!(script.lines().any(|l| l.starts_with(start)), "{start} is not in\n{script}");
         }
         assert!(!script.contains("cargo build"), "built before");
+        assert!(build_command(&readme).unwrap().starts_with("cargo build --release"));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::run::{Done, Failed, cargo, command, step, succeeds};
-use crate::tools::{self, Subcommand, System};
+use crate::tools::{self, Packages, Subcommand, System};
 use crate::{read, root};
 
 /// Packages start their services as they are installed unless this file says no.
@@ -21,24 +21,34 @@ pub(crate) fn everything() -> Done {
 
 /// What `cargo xtask test` needs, and no more: cargo-deny takes minutes to compile.
 pub(crate) fn for_tests() -> Done {
-    system_programs()?;
-    python_packages()
+    system_programs(tools::SYSTEM)?;
+    python_packages(&Packages::TESTS)
 }
 
-/// Packages of Python that Debian does not have, in a folder of this repository's own.
-fn python_packages() -> Done {
-    if tools::has_python_packages() {
+/// What `cargo xtask deploy-check` needs.
+pub(crate) fn for_deploy() -> Done {
+    system_programs(tools::DEPLOY)?;
+    python_packages(&Packages::DEPLOY)
+}
+
+/// What `cargo xtask install-check` needs.
+pub(crate) fn for_install() -> Done {
+    system_programs(tools::INSTALL)
+}
+
+fn python_packages(wanted: &Packages) -> Done {
+    if wanted.are_there() {
         return Ok(());
     }
     let mut pip = command("/usr/bin/python3");
     pip.args(["-m", "pip", "install", "--quiet", "--upgrade", "--no-warn-script-location"]);
-    pip.env("PIP_ROOT_USER_ACTION", "ignore").args(["--target", tools::PYTHON_FOLDER]);
-    pip.args(tools::PYTHON_PACKAGES);
+    pip.env("PIP_ROOT_USER_ACTION", "ignore").arg("--target").arg(wanted.folder());
+    pip.args(wanted.packages);
     step(&mut pip, "pip must reach its package index; a second try often helps")
 }
 
-fn system_programs() -> Done {
-    let missing = tools::missing();
+fn system_programs(wanted: &'static [System]) -> Done {
+    let missing = tools::missing(wanted);
     if missing.is_empty() {
         return Ok(());
     }
@@ -53,7 +63,7 @@ fn system_programs() -> Done {
         ));
     }
     apt_install(&missing)?;
-    let still = tools::missing();
+    let still = tools::missing(wanted);
     if still.is_empty() {
         return Ok(());
     }
@@ -65,7 +75,7 @@ fn system_programs() -> Done {
 
 /// What counting instructions needs; where the runner is.
 pub(crate) fn for_instructions() -> Result<PathBuf, Failed> {
-    system_programs()?;
+    system_programs(tools::SYSTEM)?;
     let lock = read("Cargo.lock")?;
     let version = tools::locked(&lock, tools::RUNNER).ok_or_else(|| {
         Failed::new(
@@ -174,7 +184,7 @@ fn disable_services(installed: &[&System]) -> Done {
 }
 
 /// `program`, as root: directly if we are, else through sudo.
-fn as_root(program: &str) -> Result<Command, Failed> {
+pub(crate) fn as_root(program: &str) -> Result<Command, Failed> {
     let user = command("id").arg("-u").output();
     if user.is_ok_and(|output| output.stdout.trim_ascii() == b"0") {
         return Ok(command(program));

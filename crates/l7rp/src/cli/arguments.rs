@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::RangedU64ValueParser;
-use clap::{Args, Parser, Subcommand};
+use clap::{ArgAction, Args, Parser, Subcommand};
 
 use super::ask::Instance;
 use super::load::Load;
@@ -21,6 +21,7 @@ use crate::tools::backend::{Flap, is_name};
     override_usage = "l7rp [OPTIONS]  or  l7rp <COMMAND> [OPTIONS]",
     args_conflicts_with_subcommands = true,
     disable_help_subcommand = true,
+    disable_version_flag = true,
     max_term_width = 100,
     // One blank line less, so that all of it fits a screen.
     help_template = "{about-with-newline}{usage-heading} {usage}\n\n{all-args}{after-help}",
@@ -35,6 +36,10 @@ pub struct Arguments {
     /// How to serve.
     #[command(flatten)]
     pub serve: Serve,
+    /// Print version
+    // In place of clap's own, so that the short help has a line for another subcommand.
+    #[arg(short = 'V', long, action = ArgAction::Version, hide_short_help = true)]
+    version: (),
 }
 
 #[expect(clippy::struct_excessive_bools, reason = "flags are")]
@@ -112,6 +117,8 @@ pub enum Command {
     Status(Status),
     /// The same, live
     Top(Top),
+    /// Ask a running instance whether it is alive, or ready
+    Healthcheck(Healthcheck),
     /// Run a backend that misbehaves on demand
     Backend(Backend),
     /// Make load, and tell what came of it
@@ -228,6 +235,19 @@ pub struct Top {
     /// How often to ask: 1s, 500ms, 1m
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = interval)]
     pub interval: Duration,
+}
+
+/// `l7rp healthcheck`
+#[derive(Args, Clone, Debug)]
+#[command(after_help = "For a container's HEALTHCHECK or an exec probe. It takes 3 seconds at \
+                        most.\nExit codes: 0 yes, 1 no or no answer, 2 wrong usage.")]
+pub struct Healthcheck {
+    /// Admin address of the instance: `http://HOST:PORT` or `unix:/PATH`
+    #[arg(long, value_name = "URL", default_value = ADMIN)]
+    pub admin: Instance,
+    /// Whether traffic should be sent there (/readyz), not only whether it lives (/livez)
+    #[arg(long)]
+    pub ready: bool,
 }
 
 /// Where an instance is asked unless its configuration or flags say otherwise.

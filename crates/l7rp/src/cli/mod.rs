@@ -18,6 +18,7 @@ mod completions;
 mod demo;
 mod explain;
 mod go_flags;
+mod healthcheck;
 mod load;
 mod man;
 mod plan;
@@ -63,6 +64,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Some(arguments::Command::Schema) => schema::run(),
         Some(arguments::Command::Status(asked)) => status::run(&asked),
         Some(arguments::Command::Top(asked)) => top::run(&asked),
+        Some(arguments::Command::Healthcheck(asked)) => healthcheck::run(&asked),
         Some(arguments::Command::Backend(asked)) => backend::run(&asked),
         Some(arguments::Command::Load(asked)) => load::run(&asked),
         Some(arguments::Command::Demo(asked)) => demo::run(&asked),
@@ -108,7 +110,9 @@ mod tests {
         for line in help.lines() {
             assert!(line.chars().count() <= 80, "{line}");
         }
-        for name in ["backend", "demo", "check", "plan", "status", "top", "explain", "load"] {
+        for name in
+            ["backend", "demo", "check", "plan", "status", "top", "explain", "load", "healthcheck"]
+        {
             let mut command = Arguments::command();
             let command = command.find_subcommand_mut(name).unwrap();
             let help = command.clone().term_width(80).render_help().to_string();
@@ -163,6 +167,8 @@ mod tests {
             "l7rp status",
             "l7rp status -admin=unix:/run/l7rp.sock --json",
             "l7rp top --admin http://[::1]:9090 --interval 500ms",
+            "l7rp healthcheck",
+            "l7rp healthcheck -ready -admin=unix:/run/l7rp.sock",
             "l7rp demo",
             "l7rp completions bash",
             "l7rp man",
@@ -199,6 +205,7 @@ mod tests {
             ("l7rp explain --admin https://a:1 /", "http://HOST:PORT"),
             ("l7rp explain --client localhost /", "--client"),
             ("l7rp status --admin 127.0.0.1:9090", "http://HOST:PORT"),
+            ("l7rp healthcheck --admin localhost", "http://HOST:PORT"),
             ("l7rp top --interval 1ms", "100ms"),
             ("l7rp demo --config a.yaml", "--config"),
             ("l7rp --config a.yaml demo", "demo"),

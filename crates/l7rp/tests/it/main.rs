@@ -55,6 +55,7 @@ mod gauges;
 mod grpc;
 mod half_open;
 mod health;
+mod healthcheck;
 mod hedge;
 mod hedge_when;
 mod http2;

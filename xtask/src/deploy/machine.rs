@@ -1,0 +1,44 @@
+//! Another machine on this one: namespaces in which systemd is the first process. What is done
+//! there ends with them.
+
+use std::path::Path;
+use std::process::Stdio;
+
+use crate::deploy::write;
+use crate::run::{Done, Failed, command, step, succeeds};
+use crate::{root, setup};
+
+/// For a start of systemd and everything that a script does then, on a busy machine.
+const SECONDS: &str = "300";
+
+/// Whether there may be such machines here. That there may not is a failure, or, with
+/// `where_possible`, told.
+pub(crate) fn is_possible(where_possible: bool) -> Result<bool, Failed> {
+    let advice = "call it as root (or with sudo), where namespaces and mounts are allowed: a \
+                  container needs --privileged for that";
+    let mut probe = match setup::as_root("unshare") {
+        Ok(unshare) => unshare,
+        Err(_) => command("false"),
+    };
+    let all = ["--mount", "--pid", "--fork", "--net", "--uts", "--ipc", "--cgroup"];
+    if succeeds(probe.args(all).args(["mount", "-t", "tmpfs", "tmpfs", "/tmp"])) {
+        return Ok(true);
+    }
+    let what = "namespaces of its own are not allowed here";
+    if !where_possible {
+        return Err(Failed::new(what, advice));
+    }
+    println!("\nLEFT OUT: {what}, so that nothing was installed and started.\n  {advice}");
+    Ok(false)
+}
+
+/// Boots a view of `system` and runs `script` there with bash; its output is shown. `folder` is
+/// `/check` for it.
+pub(crate) fn run(system: &Path, folder: &Path, script: &str) -> Done {
+    write(&folder.join("script"), script)?;
+    // Of the first process, which may not be ours to read later.
+    let mut boot = setup::as_root("sh")?;
+    boot.arg(root().join("xtask/deploy/boot.sh")).arg("outside");
+    boot.args([system, folder]).arg(SECONDS).stdin(Stdio::null());
+    step(&mut boot, "the line with FAILED says what did not come true, and the journal why")
+}
