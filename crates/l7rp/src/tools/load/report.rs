@@ -263,9 +263,9 @@ impl Report {
                 self.never_started, self.concurrency
             ));
         }
-        if self.requests > self.answers {
+        if self.latency.is_some() && self.requests > self.answers {
             warnings.push(format!(
-                "{} of {} requests failed. No latency has them, however long they took.",
+                "{} of {} requests failed. No latency has them,\nhowever long they took.",
                 self.requests - self.answers,
                 self.requests
             ));
