@@ -164,6 +164,7 @@ fn some_fail_and_the_others_count() {
     assert_eq!((count(&json["answers"]), count(&json["errors"]["reset"])), (30, 10), "{json:#}");
     let told = load("--requests 40 -c 1", &origin.url());
     assert!(told.out.contains("10 reset"), "{}", told.out);
+    assert!(told.out.contains("10 of 40 requests failed. No latency has them"), "{}", told.out);
 }
 
 #[test]

@@ -263,6 +263,13 @@ impl Report {
                 self.never_started, self.concurrency
             ));
         }
+        if self.latency.is_some() && self.requests > self.answers {
+            warnings.push(format!(
+                "{} of {} requests failed. No latency has them,\nhowever long they took.",
+                self.requests - self.answers,
+                self.requests
+            ));
+        }
         warnings
     }
 }
@@ -361,6 +368,7 @@ mod tests {
         assert!(behind.text(Ink::Ascii).contains("7 requests were due"), "{behind:?}");
         let failed = report(&|one| one.tally.failed(Failure::new(Kind::Tls, "no")));
         assert!(failed.has_failed() && failed.text(Ink::Ascii).contains("tls: no"));
+        assert!(failed.text(Ink::Ascii).contains("1 of 7 requests failed. No latency has them"));
         assert!(
             Report::new(&plan(Pace::Closed, end), START, vec![outcome(0, cut_off)]).has_failed()
         );
