@@ -345,7 +345,7 @@ fn idle_connections_are_held_beside_the_busy_ones() {
     assert_eq!(json["held"], serde_json::json!({ "opened": 20, "open": 19 }));
 }
 
-fn signal(child: &Child) {
+pub fn signal(child: &Child) {
     let pid = Pid::from_child(child);
     kill_process(pid, Signal::INT).expect("it runs");
 }

@@ -5,11 +5,11 @@ use std::net::TcpListener;
 use std::process::Command;
 use std::time::Duration;
 
-use l7rp_testkit::{Origin, Then, let_pass, reply};
+use l7rp_testkit::{Origin, SOON, Then, eventually, let_pass, reply};
 
 use crate::setup::PROGRAM;
 use crate::tls_kit::Ca;
-use crate::tool_load::{count, errors, load};
+use crate::tool_load::{begin, count, end, errors, load, signal};
 
 /// Five requests, all of which fail in this way, and the words for it.
 #[track_caller]
@@ -33,6 +33,34 @@ fn a_target_that_cannot_be_reached_is_told_at_once() {
         assert_eq!((told.code, told.out.as_str()), (Some(1), ""), "{}", told.err);
         assert!(told.err.starts_with("error: ") && told.err.contains(words), "{}", told.err);
     }
+}
+
+#[test]
+fn a_signal_ends_the_opening_of_connections() {
+    for line in ["-c 2", "-c 1 --hold 2"] {
+        // Nobody answers to TLS.
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let url = format!("https://{}/", listener.local_addr().expect("an address"));
+        let line = format!("--json --timeout 1h --duration 1h --insecure {line}");
+        let mut child = begin(&line, &url);
+        let _tool = listener.accept().expect("the tool");
+        signal(&child);
+        eventually(SOON, || child.try_wait().expect("it is ours").is_some());
+        let told = end(child);
+        let json = told.json();
+        assert_eq!((told.code, &json["interrupted"]), (Some(1), &true.into()), "{json:#}");
+        assert_eq!((&json["requests"], errors(&json)), (&0.into(), 0), "{json:#}");
+    }
+}
+
+#[test]
+fn who_lets_nobody_in_is_not_asked_by_all() {
+    let closes = Origin::start_through(|_| Err(io::ErrorKind::Other.into()), reply::name("x"));
+    let url = closes.url().replace("http:", "https:");
+    let told = load("--insecure --duration 1h --threads 1 -c 1000", &url);
+    assert_eq!((told.code, told.out.as_str()), (Some(1), ""), "{}", told.err);
+    // Those that were opened at once, and some that have followed the first of them.
+    assert!(closes.accepted() < 500, "{}", closes.accepted());
 }
 
 #[test]

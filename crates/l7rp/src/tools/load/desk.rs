@@ -23,7 +23,7 @@ use crate::stream::Stream;
 const ROOM: usize = 256 << 10;
 /// Connections that are opened at once before the load begins: more may not fit into the queue of
 /// who accepts, and then each waits for a second.
-const OPENING: usize = 64;
+pub(super) const OPENING: usize = 64;
 /// After a connection that could not be opened.
 const PAUSE: Duration = Duration::from_millis(10);
 

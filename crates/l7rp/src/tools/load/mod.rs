@@ -47,7 +47,7 @@ pub use tally::Kind;
 use crate::clock::Clock;
 use alarm::Alarm;
 use busy::Busy;
-use desk::Desk;
+use desk::{Desk, OPENING};
 use h1::Connection;
 use request::{Message, Octets};
 use schedule::{Part, Schedule};
@@ -177,14 +177,17 @@ fn thread_body(
     let tasks = LocalSet::new();
     tasks.block_on(&runtime, async {
         let mut alarm = Alarm::new().map_err(|e| short(&e))?;
-        let opened = open(&desk, part).await;
+        let mut phase = control.0.subscribe();
+        let opened = tokio::select! {
+            opened = open(&desk, part) => opened.map(Some),
+            _ = begin(&mut phase) => Ok(None),
+        };
         let told = opened.as_ref().map(|_| ()).map_err(|failure| failure.words.clone());
         // Whoever waits for it is there until the last thread has told.
         let _ = ready.send(told);
         drop(ready);
-        let mut phase = control.0.subscribe();
         let begun = begin(&mut phase).await;
-        let (Ok((connections, held)), Some(start)) = (opened, begun) else {
+        let (Ok(Some((connections, held))), Some(start)) = (opened, begun) else {
             return Ok(desk.outcome(&[], Busy::default()));
         };
         let plan = &desk.work.plan;
@@ -230,7 +233,6 @@ async fn ended(desk: &Desk, mut phase: watch::Receiver<Phase>) {
     }
 }
 
-
 /// Connections that the clients of one thread begin with.
 enum Connections {
     H1(Vec<Option<Connection>>),
@@ -268,26 +270,29 @@ async fn open(desk: &Rc<Desk>, part: Part) -> Result<(Connections, Vec<Connectio
     Ok((Connections::H2(links), held))
 }
 
-/// Opens so many; those that fail are opened again when they are needed. Fails if all do.
+/// Opens so many; those that fail are opened again when they are needed. Fails if all do, or as
+/// many as are opened at once before one has succeeded.
 async fn early(desk: &Rc<Desk>, count: usize) -> Result<Vec<crate::stream::Stream>, Failure> {
     let mut opening = JoinSet::new();
     for _ in 0..count {
         let desk = desk.clone();
         opening.spawn_local(async move { desk.open_early().await });
     }
-    let (mut streams, mut failure) = (Vec::with_capacity(count), None);
+    let (mut streams, mut failed) = (Vec::with_capacity(count), 0);
     while let Some(opened) = opening.join_next().await {
         match opened {
             Ok(Ok(stream)) => streams.push(stream),
-            Ok(Err(e)) => failure = Some(e),
+            Ok(Err(failure)) => {
+                failed += 1;
+                if streams.is_empty() && failed == count.min(OPENING) {
+                    return Err(failure);
+                }
+            }
             // A task of ours neither panics nor is aborted.
             Err(_) => {}
         }
     }
-    match failure {
-        Some(failure) if streams.is_empty() => Err(failure),
-        _ => Ok(streams),
-    }
+    Ok(streams)
 }
 
 fn clients(desk: &Rc<Desk>, connections: Connections) -> JoinSet<()> {
