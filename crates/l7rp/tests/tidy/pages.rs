@@ -79,16 +79,16 @@ fn failures() -> (BTreeSet<String>, BTreeSet<String>) {
     let table = text.split("pub fn meaning(self)").nth(1).unwrap_or_default();
     let table = table.split("\n    }\n").next().unwrap_or_default();
     let mut all = BTreeSet::new();
-    let mut shared = String::new();
+    let mut shared = ("", "");
     for line in table.lines() {
         let words: Vec<_> = line.split('"').skip(1).step_by(2).collect();
         let status = line.split_once("=> row(").and_then(|(_, rest)| rest.split(',').next());
         match (status, words.as_slice()) {
             (Some(status), [kind, reason, _]) => {
-                _ = all.insert(format!("{status} {reason} {kind}"))
+                all.insert(format!("{status} {reason} {kind}"));
             }
             // The reasons follow, a line each.
-            (Some(status), [kind]) => shared = format!(" {kind}/{status}"),
+            (Some(status), [kind]) => shared = (status, *kind),
             // What is malformed.
             (Some(status), [kind, _]) => {
                 assert!(line.contains("why.name()"), "{line}");
@@ -98,7 +98,7 @@ fn failures() -> (BTreeSet<String>, BTreeSet<String>) {
                 );
             }
             (None, [reason]) if line.contains("Scope::") => {
-                let (kind, status) = shared.trim().split_once('/').unwrap_or_default();
+                let (status, kind) = shared;
                 all.insert(format!("{status} {reason} {kind}"));
             }
             _ => {}
