@@ -72,15 +72,15 @@ pub(super) async fn exchange(
     let deadline = now.plus(desk.work.plan.timeout);
     let had_one = kept.is_some();
     loop {
-        let mut connection = match kept.take().filter(Connection::can_serve) {
-            Some(connection) => connection,
-            None => {
-                let stream = desk.open(deadline).await?;
-                if had_one {
-                    desk.reconnects();
-                }
-                Connection::new(stream)
+        let kept_one = kept.take().filter(Connection::can_serve);
+        let mut connection = if let Some(connection) = kept_one {
+            connection
+        } else {
+            let stream = desk.open(deadline).await?;
+            if had_one {
+                desk.reconnects();
             }
+            Connection::new(stream)
         };
         let mut progress = Progress::default();
         let answer = poll_fn(|cx| {
