@@ -1,7 +1,7 @@
 //! What CI runs, in the order that a newcomer would.
 
 use crate::run::Done;
-use crate::{bench, demo, fuzz, instructions, lint, loom, quickstart, test, tools};
+use crate::{bench, demo, docs, fuzz, instructions, lint, loom, quickstart, test, tools};
 
 /// Tests come first: on a bare machine that shows that `cargo xtask test` needs nothing that
 /// another recipe installs.
@@ -9,6 +9,7 @@ pub(crate) fn all() -> Done {
     test::all(&[])?;
     demo::check()?;
     quickstart::check()?;
+    docs::check(&[])?;
     lint::all()?;
     loom::all()?;
     instructions::check()?;

@@ -11,6 +11,7 @@ mod baseline;
 mod bench;
 mod ci;
 mod demo;
+mod docs;
 mod fuzz;
 mod instructions;
 mod lint;
@@ -40,14 +41,18 @@ usage: cargo xtask RECIPE
   advisories          known faults in dependencies (asks the network)
   demo-check          `cargo run --release -- demo` starts, answers and stops
   quickstart-check    the README's quick start works as it is written
+  docs                write the pages of the documentation that are made from the program, and
+                      build the book into target/book
+  docs-check [PART]   run every command of the documentation, check every configuration and link
+                      in it, and build the book (PART: only the pages with that in their names)
   fuzz [--seconds N]  run every fuzz target for N seconds (default 60)
   fuzz-build          build every fuzz target
   bench [ARGS]        install other proxies, measure all of them, and write the figures and
                       plots that the README shows (with ARGS, which go to bench/compare.py,
                       nothing is written); an hour on a quiet machine
   bench --quick       what a small request costs here and in HAProxy, in half a minute
-  ci                  what CI runs: test, demo-check, quickstart-check, lint, loom,
-                      instructions, the tests of the measurements and bench --quick (whose
+  ci                  what CI runs: test, demo-check, quickstart-check, docs-check, lint,
+                      loom, instructions, the tests of the measurements and bench --quick (whose
                       figure decides nothing), and fuzz-build if cargo-fuzz is there
   help                this text
 ";
@@ -80,6 +85,9 @@ fn dispatch(recipe: &str, rest: &[String]) -> Option<Done> {
     if recipe == "bench" {
         return Some(bench::run(rest));
     }
+    if recipe == "docs-check" {
+        return Some(docs::check(rest));
+    }
     if recipe == "fuzz" {
         return fuzz::seconds(rest).map(fuzz::run_all);
     }
@@ -95,6 +103,7 @@ fn dispatch(recipe: &str, rest: &[String]) -> Option<Done> {
         "loom" => loom::all(),
         "advisories" => lint::advisories(),
         "demo-check" => demo::check(),
+        "docs" => docs::write(),
         "quickstart-check" => quickstart::check(),
         "fuzz-build" => fuzz::build_all(),
         "ci" => ci::all(),
