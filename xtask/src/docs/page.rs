@@ -111,7 +111,8 @@ pub(super) fn steps(text: &str) -> Result<Vec<Step>, (usize, String)> {
 fn file_name(line: &str) -> Option<String> {
     let name = line.strip_prefix("# ")?.trim();
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-    (name.ends_with(".yaml") && name.chars().all(plain)).then(|| name.to_owned())
+    let stem = name.strip_suffix(".yaml")?;
+    stem.chars().all(plain).then(|| name.to_owned())
 }
 
 /// The commands of a block, each with the lines that follow it.

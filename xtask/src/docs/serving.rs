@@ -2,14 +2,14 @@
 //! process, also of one in another network.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Commands of ours that never listen.
 const ASKING: [&str; 3] = ["load", "top", "explain"];
 
 /// Whether every `l7rp` of the process group `group` that is to serve has a socket that listens.
 pub(super) fn all_listen(group: u32) -> bool {
-    members(group).iter().all(|process| listens(process))
+    members(group).iter().all(|process| listens(process.as_path()))
 }
 
 /// The folders in `/proc` of the processes that have to listen.
@@ -34,7 +34,7 @@ fn is_ours(stat: &str, group: u32) -> bool {
     alive && in_group && name.ends_with("(l7rp")
 }
 
-fn listens(process: &PathBuf) -> bool {
+fn listens(process: &Path) -> bool {
     let mut sockets = Vec::new();
     for table in ["net/tcp", "net/tcp6", "net/unix"] {
         let table = fs::read_to_string(process.join(table)).unwrap_or_default();
@@ -52,10 +52,11 @@ fn listens(process: &PathBuf) -> bool {
 fn listening(line: &str) -> Option<&str> {
     let words: Vec<&str> = line.split_whitespace().collect();
     match words.as_slice() {
-        // TCP: number, addresses, state, queues, timer, retransmits, user, timeout, inode.
-        [_, _, _, "0A", _, _, _, _, _, inode, ..] => Some(inode),
-        // Unix: number, references, protocol, flags, type, state, inode.
-        [_, _, _, "00010000", _, _, inode, ..] => Some(inode),
+        // TCP: number, addresses, state, queues, timer, retransmits, user, timeout, inode. Unix:
+        // number, references, protocol, flags, type, state, inode.
+        [_, _, _, "0A", _, _, _, _, _, inode, ..] | [_, _, _, "00010000", _, _, inode, ..] => {
+            Some(inode)
+        }
         _ => None,
     }
 }

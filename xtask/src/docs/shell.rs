@@ -1,6 +1,11 @@
 //! The one shell of a page: in a network of its own, where only loopback is, so that every port is
 //! free and nothing outside is there.
 
+#![expect(
+    clippy::disallowed_methods,
+    reason = "a page has a limit of real time, and others are asked"
+)]
+
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -14,7 +19,7 @@ use super::serving;
 use crate::run::{Failed, command, succeeds};
 
 /// For all of a page.
-const LIMIT: Duration = Duration::from_secs(120);
+const LIMIT: Duration = Duration::from_mins(2);
 /// How long a program may take to listen, or to say what its page says.
 const PATIENCE: Duration = Duration::from_secs(15);
 /// Makes `example.crt` and `example.key`, and both in one `example.pem`.
@@ -99,7 +104,7 @@ impl Shell {
             Err(e) => format!("the shell has ended: {e}"),
         };
         if text.ends_with(" &") && text.contains("l7rp ") {
-            self.until(|group| serving::all_listen(group));
+            self.until(serving::all_listen);
         }
         let output = std::fs::read(&output).unwrap_or_default();
         Ok(Outcome { status, output: String::from_utf8_lossy(&output).into_owned() })
@@ -192,10 +197,9 @@ fn nginx(text: &str) -> String {
         return text.to_owned();
     }
     // Debian's own folders are root's.
-    let folders: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
-        .iter()
+    let folders = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
         .map(|name| format!("{name}_temp_path {name};\n"))
-        .collect();
+        .concat();
     format!("pid nginx.pid;\nevents {{}}\nhttp {{\naccess_log off;\n{folders}{text}}}\n")
 }
 
