@@ -2,7 +2,7 @@
 
 use crate::run::Done;
 use crate::{
-    bench, demo, deploy, fuzz, install, instructions, lint, loom, quickstart, test, tools,
+    bench, demo, deploy, docs, fuzz, install, instructions, lint, loom, quickstart, test, tools,
 };
 
 /// Tests come first: on a bare machine that shows that `cargo xtask test` needs nothing that
@@ -11,6 +11,7 @@ pub(crate) fn all() -> Done {
     test::all(&[])?;
     demo::check()?;
     quickstart::check()?;
+    docs::check(&[])?;
     deploy::check(true)?;
     install::check(true)?;
     lint::all()?;

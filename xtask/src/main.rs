@@ -12,6 +12,7 @@ mod bench;
 mod ci;
 mod demo;
 mod deploy;
+mod docs;
 mod fuzz;
 mod install;
 mod instructions;
@@ -51,6 +52,10 @@ usage: cargo xtask RECIPE
                       that docs/src/operating/systemd.md tells. Needs root, namespaces and
                       Debian's package server
   quickstart-check    the README's quick start works as it is written
+  docs                write the pages of the documentation that are made from the program, and
+                      build the book into target/book
+  docs-check [PART]   run every command of the documentation, check every configuration and link
+                      in it, and build the book (PART: only the pages with that in their names)
   fuzz [--seconds N]  run every fuzz target for N seconds (default 60)
   fuzz-build          build every fuzz target
   bench [ARGS]        install other proxies, measure all of them, and write the figures and
@@ -58,8 +63,8 @@ usage: cargo xtask RECIPE
                       nothing is written); an hour on a quiet machine
   bench --quick       what a small request costs here and in HAProxy, in half a minute
   pgo                 a binary that the compiler has arranged by what it has seen of it at work
-  ci                  what CI runs: test, demo-check, quickstart-check, deploy-check and
-                      install-check where possible, lint, loom, instructions, the tests of
+  ci                  what CI runs: test, demo-check, quickstart-check, docs-check, deploy-check
+                      and install-check where possible, lint, loom, instructions, the tests of
                       the measurements and bench --quick (whose
                       figure decides nothing), and fuzz-build if cargo-fuzz is there
   help                this text
@@ -93,6 +98,9 @@ fn dispatch(recipe: &str, rest: &[String]) -> Option<Done> {
     if recipe == "bench" {
         return Some(bench::run(rest));
     }
+    if recipe == "docs-check" {
+        return Some(docs::check(rest));
+    }
     if recipe == "fuzz" {
         return fuzz::seconds(rest).map(fuzz::run_all);
     }
@@ -115,6 +123,7 @@ fn dispatch(recipe: &str, rest: &[String]) -> Option<Done> {
         "advisories" => lint::advisories(),
         "pgo" => pgo::build(),
         "demo-check" => demo::check(),
+        "docs" => docs::write(),
         "quickstart-check" => quickstart::check(),
         "fuzz-build" => fuzz::build_all(),
         "ci" => ci::all(),

@@ -10,12 +10,13 @@ use crate::{read, root};
 /// Packages start their services as they are installed unless this file says no.
 const SERVICE_POLICY: &str = "/usr/sbin/policy-rc.d";
 
-/// All that testing, linting and counting instructions need.
+/// All that the recipes need.
 pub(crate) fn everything() -> Done {
     for_lint()?;
     for_tests()?;
     for_instructions()?;
-    println!("setup: all that testing, linting and counting need is there");
+    for_docs()?;
+    println!("setup: all that testing, linting, counting and the documentation need is there");
     Ok(())
 }
 
@@ -83,18 +84,26 @@ pub(crate) fn for_instructions() -> Result<PathBuf, Failed> {
             "it comes with the library gungraun, which the benchmarks are written with",
         )
     })?;
-    let runner = root().join(tools::RUNNER_FOLDER).join("bin").join(tools::RUNNER);
-    if !tools::is_version(&runner, version) {
-        step(
-            cargo().args(["install", "--locked", "--root", tools::RUNNER_FOLDER]).args([
-                tools::RUNNER,
-                "--version",
-                version,
-            ]),
-            "read the compiler's message above; the crate registry is needed",
-        )?;
+    program(tools::RUNNER, version, &[])
+}
+
+/// What makes the book of the documentation; where it is.
+pub(crate) fn for_docs() -> Result<PathBuf, Failed> {
+    let features = ["--no-default-features", "--features", "search"];
+    program(tools::BOOK, tools::BOOK_VERSION, &features)
+}
+
+/// A program that comes as the crate `name`, compiled into a folder of this repository's own if
+/// it is not there; where it is.
+fn program(name: &str, version: &str, features: &[&str]) -> Result<PathBuf, Failed> {
+    let path = root().join(tools::TOOLS_FOLDER).join("bin").join(name);
+    if !tools::is_version(&path, version) {
+        let mut install = cargo();
+        install.args(["install", "--locked", "--root", tools::TOOLS_FOLDER]);
+        install.args([name, "--version", version]).args(features);
+        step(&mut install, "read the compiler's message above; the crate registry is needed")?;
     }
-    Ok(runner)
+    Ok(path)
 }
 
 /// What `cargo xtask lint` needs.

@@ -64,6 +64,7 @@ pub(crate) const SYSTEM: &[System] = &[
     tool("strace", "strace", "counts system calls"),
     tool("valgrind", "valgrind", "counts instructions"),
     tool("jq", "jq", "judges JSON output"),
+    tool("ip", "iproute2", "a network of its own for each page of the documentation"),
     tool("chromium", "chromium", "a browser that shows the live page"),
     python("grpc", "python3-grpcio", "a gRPC peer that is not tonic"),
     python("pip", "python3-pip", "brings what Debian has no package of"),
@@ -123,14 +124,21 @@ impl Packages {
 /// Runs benchmarks under valgrind. A crate, in the version that the library has in Cargo.lock:
 /// the two understand no other.
 pub(crate) const RUNNER: &str = "gungraun-runner";
-/// Where it is installed: another project may need another version.
-pub(crate) const RUNNER_FOLDER: &str = "target/tools";
+/// Where crates are installed: another project may need another version.
+pub(crate) const TOOLS_FOLDER: &str = "target/tools";
+
+/// Makes the book of the documentation. A crate; pinned, because themes and the form of what it
+/// makes change.
+pub(crate) const BOOK: &str = "mdbook";
+/// The version of [`BOOK`].
+pub(crate) const BOOK_VERSION: &str = "0.5.4";
 
 /// Whether the program `path` says that it is of this version.
 pub(crate) fn is_version(path: &Path, version: &str) -> bool {
     let output = command(path).arg("--version").output();
     let words = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
-    words.is_ok_and(|words| words.split_whitespace().any(|word| word == version))
+    let named = |word: &str| word.strip_prefix('v').unwrap_or(word) == version;
+    words.is_ok_and(|words| words.split_whitespace().any(named))
 }
 
 /// The version of a crate in the text of a Cargo.lock.

@@ -41,11 +41,12 @@ pub struct File {
     pub listeners: Vec<ListenerSection>,
     /// Groups of upstreams that serve the same thing.
     pub upstream_pools: Vec<PoolSection>,
-    /// Which requests go where.
+    /// Which requests go where. The order in the file matters only between routes whose host and
+    /// path are the same.
     pub routes: Vec<RouteSection>,
-    /// Where TCP connections come in.
+    /// Where TCP connections come in. Not served yet: an entry is refused.
     pub tcp_listeners: Vec<TcpListenerSection>,
-    /// Groups of upstreams for TCP connections.
+    /// Groups of upstreams for TCP connections. Not served yet: an entry is refused.
     pub tcp_pools: Vec<TcpPoolSection>,
     /// Metrics, health and status of the proxy itself.
     pub admin: AdminSection,
@@ -53,7 +54,8 @@ pub struct File {
     pub limits: ProcessLimits,
     /// How to stop.
     pub drain: DrainSection,
-    /// Data-plane threads: `auto` (one for each core) or a number.
+    /// Threads that serve requests: `auto` (one for each core) or a number. Takes a new process to
+    /// change.
     pub workers: WorkerCount,
     /// One log line for each request.
     pub access_log: AccessLogSection,
@@ -65,7 +67,7 @@ pub struct File {
 #[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ListenerSection {
-    /// Name, unique among the listeners.
+    /// Name, unique among the listeners. Logs and metrics have it, and routes refer to it.
     #[schemars(required)]
     pub name: Option<String>,
     /// Address: `127.0.0.1:8080`, `[::]:80` or `unix:/run/l7rp.sock`.
@@ -77,20 +79,22 @@ pub struct ListenerSection {
     /// Deadlines of a client connection.
     #[serde(default)]
     pub timeouts: ListenerTimeoutsSection,
-    /// Serve HTTP/3 too; needs `tls`.
+    /// Serve HTTP/3 too; needs `tls`. Not served yet: `true` is refused.
     #[serde(default)]
     pub enable_http3: bool,
-    /// CIDRs of the proxies in front whose `X-Forwarded-*`, `Forwarded` and `X-Request-ID`
-    /// are believed.
+    /// Addresses or CIDRs of the proxies in front whose `X-Forwarded-*`, `Forwarded` and
+    /// `X-Request-ID` are believed. The client is then the first address from the right that is
+    /// none of these; otherwise it is the peer.
     #[serde(default)]
     pub trusted_proxies: Vec<String>,
-    /// Expect PROXY protocol v1 or v2 from `trusted_proxies`.
+    /// Expect PROXY protocol v1 or v2 from `trusted_proxies`. Not served yet: `true` is refused.
     #[serde(default)]
     pub proxy_protocol: bool,
-    /// CIDRs of the peers whose responses carry `X-L7rp-Decision`: route, pool, upstream and tries.
+    /// Addresses or CIDRs of the peers whose responses carry `X-L7rp-Decision`: route, pool, upstream and tries.
     #[serde(default)]
     pub decision_header_for: Vec<String>,
-    /// Connections at once; 0: half of the descriptor limit.
+    /// Connections at once; 0: half of the descriptor limit. Beyond it the answer is 503, and the
+    /// connection is closed.
     #[serde(default)]
     pub max_connections: u32,
     /// Bounds of one request.
@@ -107,9 +111,10 @@ pub struct ListenerSection {
 pub struct TlsSection {
     /// Lowest version accepted: "1.2" or "1.3", in quotes.
     pub min_version: String,
-    /// Certificates from files; the first is used for unknown names.
+    /// Certificates from files. The one for exactly the name is shown, else the one for a wildcard,
+    /// else the first. All files are read anew on each reload.
     pub certs: Vec<CertSection>,
-    /// Certificates by ACME.
+    /// Certificates that a CA issues while the proxy runs.
     #[serde(deserialize_with = "section")]
     pub autocert: Option<AutocertSection>,
     /// Certificates asked of clients.
@@ -127,13 +132,14 @@ impl Default for TlsSection {
 #[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CertSection {
-    /// PEM file with the chain.
+    /// PEM file with the chain, the server's own certificate first. A relative path is looked for
+    /// from the folder of the configuration, here and everywhere.
     #[schemars(required)]
     pub cert: Option<String>,
-    /// PEM file with the key.
+    /// PEM file with the key, unencrypted.
     #[schemars(required)]
     pub key: Option<String>,
-    /// Names it is served for; empty: those in the certificate.
+    /// Names it is served for, exact or `*.example.com`; empty: those in the certificate.
     #[serde(default)]
     pub hosts: Vec<String>,
 }
@@ -142,10 +148,10 @@ pub struct CertSection {
 #[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AutocertSection {
-    /// Directory where keys and certificates are kept.
+    /// Directory where keys and certificates are kept. Processes may share it: one asks, all serve.
     #[schemars(required)]
     pub cache_dir: Option<String>,
-    /// Names that certificates may be asked for.
+    /// Names that certificates are asked for, one for each.
     #[serde(default)]
     pub allowed_hosts: Vec<String>,
     /// Contact address given to the authority.
@@ -163,7 +169,8 @@ pub struct ClientAuthSection {
     /// PEM file with the CAs that client certificates must come from.
     #[schemars(required)]
     pub ca_file: Option<String>,
-    /// Whether a client without a certificate is refused.
+    /// Whether a client without a certificate is refused. One that shows a wrong certificate always
+    /// is.
     #[serde(default)]
     pub mode: ClientAuthMode,
     /// Field by which upstreams are told who the client is. Clients cannot send it themselves, on
@@ -186,15 +193,16 @@ pub enum ClientAuthMode {
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ListenerTimeoutsSection {
-    /// For one whole request head, and for a TLS handshake.
+    /// For one whole request head, and for a TLS handshake. Beyond it the answer is 408.
     pub read_header: Time,
-    /// Without progress of a request body.
+    /// Without progress of a request body; not for the whole of it. Beyond it the answer is 408.
     pub read: Time,
-    /// Without progress of a response that there are bytes for.
+    /// Without progress of a response that there are bytes for: the client does not read. Beyond it
+    /// the connection is closed.
     pub write: Time,
-    /// Between requests.
+    /// Between requests on one connection.
     pub idle: Time,
-    /// Largest request head.
+    /// Largest request head: request line and fields. Beyond it the answer is 431.
     pub max_header_bytes: Size,
 }
 
@@ -214,16 +222,17 @@ impl Default for ListenerTimeoutsSection {
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct MessageLimitsSection {
-    /// Fields of a head.
+    /// Fields of a head. Beyond it the answer is 431.
     #[schemars(range(min = 1))]
     pub max_headers: i64,
-    /// Length of a request target.
+    /// Length of a request target: path and query. Beyond it the answer is 414.
     pub max_target_bytes: Size,
-    /// Length of a trailer section.
+    /// Length of the fields that follow a chunked body.
     pub max_trailer_bytes: Size,
-    /// Length of a request body; 0: no limit.
+    /// Length of a request body; 0: no limit. Beyond it the answer is 413.
     pub max_body_bytes: Size,
-    /// Bytes a second that a request body must keep up after 10 s; 0: no limit.
+    /// Bytes a second that a request body must keep up after 10 s; 0: no limit. Below it the answer
+    /// is 408.
     pub min_body_rate: Size,
 }
 
@@ -243,10 +252,10 @@ impl Default for MessageLimitsSection {
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct AdminSection {
-    /// Address; empty: nowhere.
+    /// Address, like that of a listener; empty: nowhere. The flag `--metrics-bind` wins over it.
     pub bind: String,
-    /// File with the token that those who change something must show, unless they come by a
-    /// Unix-domain socket; absent: changes are taken from this machine only.
+    /// File with the token, of 16 characters or more, that those who change something must show,
+    /// unless they come by a Unix-domain socket; absent: changes are taken from this machine only.
     pub token_file: Option<String>,
 }
 
@@ -268,9 +277,10 @@ pub struct ProcessLimits {
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct DrainSection {
-    /// How long to report unready while still accepting.
+    /// How long to report unready while still accepting, so that a load balancer in front has time
+    /// to see it.
     pub delay: Time,
-    /// How long requests in progress may take to end.
+    /// How long requests in progress may take to end. What is left is then cut.
     pub timeout: Time,
 }
 
@@ -284,7 +294,7 @@ impl Default for DrainSection {
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct AccessLogSection {
-    /// Whether it is written.
+    /// Whether it is written, to standard output. Events are written in any case.
     pub enabled: bool,
 }
 
@@ -302,7 +312,7 @@ pub struct TracingSection {
     pub endpoint: String,
     /// Share of traces that begin here: 0 to 1; 0.01 if neither this nor the environment says.
     pub sample_ratio: Option<f64>,
-    /// Without TLS.
+    /// Reach the collector without TLS.
     pub insecure: bool,
 }
 

@@ -32,7 +32,7 @@ fn trailing(origin: &Origin) -> Vec<(String, String)> {
     all.into_iter().filter(|(name, _)| name.replace('_', "-").eq_ignore_ascii_case(NAME)).collect()
 }
 
-/// README: "that field, and what differs from it by `_` alone, is taken from no client, on any
+/// Promised: "that field, and what differs from it by `_` alone, is taken from no client, on any
 /// listener". Many servers put the fields of a trailer section among those of the head.
 #[test]
 fn nobody_says_who_it_is_behind_a_body() {
@@ -99,7 +99,7 @@ fn nobody_says_who_it_is_with_an_upgrade() {
     assert!(!last.fields.iter().any(|(_, value)| value == "CN=root"), "{last:?}");
 }
 
-/// README: what is put in force holds for the next request, "on the same connection too". A listener
+/// Promised: what is put in force holds for the next request, "on the same connection too". A listener
 /// that has begun to need a certificate serves nobody who has shown none, and one that believes
 /// another CA tells upstreams nothing by the word of the one before.
 #[test]

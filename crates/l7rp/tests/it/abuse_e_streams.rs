@@ -277,7 +277,7 @@ fn a_client_that_acknowledges_each_small_part_is_no_flood() {
     assert_eq!(octets, PARTS * 20);
 }
 
-/// README: "What the proxy answers itself is a gRPC status, too."
+/// Promised: "What the proxy answers itself is a gRPC status, too."
 #[test]
 fn a_call_with_too_many_fields_is_told_so_in_its_own_way() {
     let origin = Origin::start(reply::name("x"));

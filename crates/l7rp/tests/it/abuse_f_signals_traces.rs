@@ -280,7 +280,7 @@ fn a_sampler_of_the_environment_does_not_change_what_the_file_says() {
     collector.trace(TRACE, 2);
 }
 
-/// `OTEL_BSP_*` counts, says the README.
+/// `OTEL_BSP_*` counts, as is promised.
 #[test]
 fn the_queue_is_as_long_as_the_environment_says() {
     let mut collector = Collector::start();

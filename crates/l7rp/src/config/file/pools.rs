@@ -10,30 +10,31 @@ use super::units::{StatusSpec, Time};
 #[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PoolSection {
-    /// Name, unique among the pools.
+    /// Name, unique among the pools. Routes refer to it, logs and metrics have it.
     #[schemars(required)]
     pub name: Option<String>,
     /// How an upstream is chosen.
     #[serde(default)]
     pub selector: SelectorSection,
-    /// At least one.
+    /// At least one. Of the addresses that a name has, connecting tries one after the other.
     #[serde(default)]
     pub upstreams: Vec<UpstreamSection>,
-    /// For a connection to be established.
+    /// For a connection to be established, with its TLS handshake. A request that was not sent
+    /// goes to another upstream; if there is none, the answer is 504.
     #[serde(default)]
     pub connect_timeout: ConnectTimeout,
     /// From the last octet of the request to the end of the response head; and for silence in
-    /// the middle of a body, unless that is a stream of events.
+    /// the middle of a body, unless that is a stream of events. Beyond it the answer is 504.
     #[serde(default)]
     pub response_header_timeout: ResponseHeaderTimeout,
     /// HTTP version spoken to the upstreams.
     #[serde(default)]
     pub protocol: Protocol,
-    /// Idle connections, for each upstream.
+    /// Connections that are kept for the next request, for each upstream.
     #[serde(default)]
     pub keepalive: KeepaliveSection,
-    /// The Host that upstreams see: `preserve` (what the client sent), `upstream` (that of
-    /// the URL), or a literal.
+    /// The Host that upstreams see: `preserve` (what the client sent; by default), `upstream` (that
+    /// of the URL), or a literal.
     pub host_header: Option<String>,
     /// Resolution of names.
     #[serde(default)]
@@ -47,13 +48,13 @@ pub struct PoolSection {
     /// When an upstream is taken out for failing.
     #[serde(default)]
     pub circuit_breaker: CircuitBreaker,
-    /// Extra tries that the pool may be asked for.
+    /// How many retries and hedges the pool may be asked for.
     #[serde(default)]
     pub retry_budget: RetryBudgetSection,
     /// Requests in progress in this pool; 0: no limit. Beyond it the answer is 503.
     #[serde(default)]
     pub max_in_flight: u32,
-    /// Ramp of an upstream that has just become eligible; 0: none.
+    /// How long an upstream that has just become eligible gets less than its share; 0: none.
     #[serde(default)]
     pub slow_start: Time,
 }
@@ -84,16 +85,18 @@ impl Default for ResponseHeaderTimeout {
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct SelectorSection {
-    /// The algorithm.
+    /// Which of six ways.
     pub algorithm: Algorithm,
     /// Half-life of the latency average of `p2c-ewma`.
     pub ewma_half_life: Time,
     /// What is hashed: `header:NAME`, `cookie:NAME` or `client_ip`; needed for
-    /// `consistent-hash-bounded`.
+    /// `consistent-hash-bounded`. A request that has no such field is hashed by the client's
+    /// address.
     pub hash_key: Option<String>,
-    /// Load above the mean that a hashed upstream may carry: 0.25 is 25 %.
+    /// Share above the mean of requests in progress that a hashed upstream may carry, for
+    /// `consistent-hash-bounded`: 0.25 is 25 %.
     pub epsilon: f64,
-    /// Points on the hash ring for weight 1.
+    /// Points on the hash ring for weight 1: more of them spread more evenly, and take more memory.
     #[schemars(range(min = 1))]
     pub virtual_nodes: i64,
 }
@@ -136,13 +139,15 @@ pub struct UpstreamSection {
     /// `http://host:port`, `https://…` or `h2c://…`; a path is put before every request path.
     #[schemars(required)]
     pub url: Option<String>,
-    /// 1 to 65535.
+    /// Share beside the others, from 1 to 65535, for `weighted-rr`, `consistent-hash-bounded` and
+    /// `ip-hash`.
     #[serde(default)]
     pub weight: Weight,
-    /// Requests in progress; 0: no limit.
+    /// Requests in progress; 0: no limit. Beyond it another upstream is taken; the answer is 503
+    /// if all are at their limits.
     #[serde(default)]
     pub max_in_flight: u32,
-    /// Used only when no other is eligible.
+    /// Used only when no other that is none is eligible.
     #[serde(default)]
     pub backup: bool,
 }
@@ -213,9 +218,9 @@ pub struct UpstreamTlsSection {
     pub client_cert_file: Option<String>,
     /// PEM file with its key.
     pub client_key_file: Option<String>,
-    /// Name asked for and checked; absent: the host of the URL.
+    /// Name that is asked for (SNI) and that the certificate must have; absent: the host of the URL.
     pub server_name: Option<String>,
-    /// Accept any certificate.
+    /// Accept any certificate: whoever is in between can read and change everything.
     pub insecure_skip_verify: bool,
 }
 
@@ -223,10 +228,11 @@ pub struct UpstreamTlsSection {
 #[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Health {
-    /// Probes.
+    /// Requests of the proxy's own that ask each upstream how it is; absent: none.
     #[serde(deserialize_with = "section")]
     pub active: Option<Active>,
-    /// Scoring of real traffic; needs `active`.
+    /// Scoring of real traffic, which takes out whoever fails or is slow, at most half of a pool;
+    /// needs `active`, which brings them back.
     #[serde(deserialize_with = "section")]
     pub passive: Option<Passive>,
 }
@@ -235,9 +241,9 @@ pub struct Health {
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Active {
-    /// Path that is asked for.
+    /// Path that is asked for, whole: that of the upstream's URL is not put before it.
     pub path: String,
-    /// Method.
+    /// Method of the probe.
     pub method: String,
     /// From one probe to the next.
     pub interval: Time,
@@ -293,9 +299,9 @@ impl Default for Passive {
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct CircuitBreaker {
-    /// Opens above this share of failures.
+    /// Opens above this share of failures: 0.5 is more than half.
     pub failure_ratio: f64,
-    /// Not before this many outcomes.
+    /// Not before this many outcomes have been seen.
     #[schemars(range(min = 1))]
     pub min_observations: i64,
     /// Older outcomes do not count.
@@ -307,7 +313,7 @@ pub struct CircuitBreaker {
     pub open_min: Time,
     /// Longest open time.
     pub open_max: Time,
-    /// Requests let through at once to test.
+    /// Requests that test the upstream after the open time; it closes if all of them succeed.
     #[schemars(range(min = 1))]
     pub half_open_probes: i64,
     /// Opens after this many failures in a row instead of by ratio; 0: by ratio.
@@ -335,13 +341,13 @@ impl Default for CircuitBreaker {
     }
 }
 
-/// Extra tries that a pool may be asked for.
+/// How many retries and hedges a pool may be asked for.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RetryBudgetSection {
-    /// Share of first tries: 0.2 is one retry for five requests.
+    /// Share of first tries: 0.2 is one more try for five requests.
     pub ratio: f64,
-    /// Always allowed.
+    /// So many each second are allowed whatever the share.
     pub min_per_second: u32,
 }
 

@@ -10,7 +10,7 @@ use super::units::{Fields, Size, Time};
 #[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RouteSection {
-    /// Name, unique among the routes.
+    /// Name, unique among the routes. Logs and metrics have it.
     #[schemars(required)]
     pub name: Option<String>,
     /// Names of the listeners it is bound to; empty: all.
@@ -18,29 +18,31 @@ pub struct RouteSection {
     pub listeners: Vec<String>,
     /// `api.example.com`, `*.example.com` (exactly one label), or `*` or absent: any host.
     pub host: Option<String>,
-    /// Which paths: `/v1` is for `/v1` and `/v1/x`, not for `/v1x`.
+    /// Which paths: `/v1` is for `/v1` and `/v1/x`, not for `/v1x`; `/` by default. Paths are
+    /// compared as they were sent.
     pub path_prefix: Option<String>,
     /// Which methods; empty: all.
     #[serde(default)]
     pub methods: Vec<String>,
-    /// Request headers that must be there with this value.
+    /// Request headers that must be there with this value, all of them.
     #[serde(default)]
     pub header_predicates: Vec<Predicate>,
-    /// Name of the pool that requests are sent to; or `redirect` or `respond`.
+    /// Name of the pool that requests are sent to. A route has exactly one of `pool`, `redirect` and
+    /// `respond`.
     pub pool: Option<String>,
-    /// Answer with a redirect.
+    /// Answer with a redirect to the same host, without its port, and the same path and query.
     #[serde(default, deserialize_with = "section")]
     pub redirect: Option<RedirectSection>,
-    /// Answer with this.
+    /// Answer with this; no upstream is asked.
     #[serde(default, deserialize_with = "section")]
     pub respond: Option<RespondSection>,
-    /// Change of the path.
+    /// Change of the path on the way to the upstream.
     #[serde(default)]
     pub rewrite: RewriteSection,
-    /// CIDRs of the clients that are let in; empty: all. Others get 403.
+    /// Addresses or CIDRs of the clients that are let in; empty: all. Others get 403.
     #[serde(default)]
     pub allow: Vec<String>,
-    /// CIDRs of clients that are kept out with 403.
+    /// Addresses or CIDRs of clients that are kept out with 403, those in `allow` too.
     #[serde(default)]
     pub deny: Vec<String>,
     /// Each at most once; the order does not matter.
@@ -52,7 +54,7 @@ pub struct RouteSection {
     /// Length of a request body; 0: the limit of the listener. Beyond it the answer is 413.
     #[serde(default)]
     pub max_body_bytes: Size,
-    /// How long an upgraded connection may be silent; 1h by default.
+    /// How long an upgraded connection (WebSocket) or a gRPC call may be silent; `1h` by default.
     pub tunnel_idle_timeout: Option<Time>,
 }
 
@@ -72,9 +74,9 @@ pub struct Predicate {
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RedirectSection {
-    /// `http` or `https`.
+    /// Scheme of the target: `http` or `https`.
     pub scheme: String,
-    /// 301, 302, 303, 307 or 308.
+    /// Status: 301, 302, 303, 307 or 308.
     pub code: i64,
 }
 
@@ -88,9 +90,9 @@ impl Default for RedirectSection {
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RespondSection {
-    /// 200 to 599.
+    /// Status: 200 to 599.
     pub status: i64,
-    /// Text.
+    /// Text of the answer.
     pub body: String,
     /// Media type of the text.
     pub content_type: String,
@@ -106,9 +108,9 @@ impl Default for RespondSection {
 #[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RewriteSection {
-    /// Taken away from the front, first.
+    /// Taken away from the front of the path, first: `/v1` makes `/x` of `/v1/x`.
     pub strip_prefix: Option<String>,
-    /// Put in front, then.
+    /// Put in front of the path, then.
     pub add_prefix: Option<String>,
 }
 
@@ -116,16 +118,16 @@ pub struct RewriteSection {
 #[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct MiddlewareItem {
-    /// Bounds the rate of requests.
+    /// Bounds the rate of requests; beyond it the answer is 429.
     #[serde(deserialize_with = "section")]
     pub rate_limit: Option<RateLimitSection>,
-    /// Tries again, and hedges.
+    /// Tries again what has failed, and hedges what is slow.
     #[serde(deserialize_with = "section")]
     pub retry: Option<RetrySection>,
     /// Sets and removes headers.
     #[serde(deserialize_with = "section")]
     pub headers: Option<HeadersSection>,
-    /// Compresses responses.
+    /// Compresses responses. Not served yet: it is refused.
     #[serde(deserialize_with = "section")]
     pub compress: Option<CompressSection>,
 }
@@ -136,12 +138,13 @@ pub struct MiddlewareItem {
 pub struct RateLimitSection {
     /// Whether each client has its own rate.
     pub scope: Scope,
-    /// Requests a second.
+    /// Requests a second, of each client or (with `per-route`) of all together. May have a fraction.
     pub per_ip_rps: f64,
-    /// Requests at once.
+    /// Requests that may come at once after a silence.
     #[schemars(range(min = 1))]
     pub burst: i64,
-    /// Client address counted from the right of `X-Forwarded-For`; 0: the listener's rule.
+    /// The client is this entry of `X-Forwarded-For`, counted from the right, for this limit alone;
+    /// 0: by the listener's `trusted_proxies`. Not together with those.
     pub trust_proxy_hops: u32,
 }
 
@@ -169,22 +172,24 @@ pub struct RetrySection {
     /// Tries in all, the first included.
     #[schemars(range(min = 1))]
     pub max_attempts: i64,
-    /// Methods that may be tried again.
+    /// Methods that may be tried again. What was not sent at all is, whatever its method.
     pub retry_methods: Vec<String>,
-    /// Statuses that are tried again.
+    /// Statuses that are tried again, with the errors that stand for them: a reset connection is a
+    /// 502, a timeout a 504.
     pub retry_on: Vec<i64>,
     /// Statuses of gRPC calls that are tried again, like "UNAVAILABLE"; their method need not be
     /// listed.
     pub retry_on_grpc: Vec<String>,
-    /// Length of a body that is kept for another try.
+    /// Length of a request body that is kept for another try; a longer one is sent once. At most
+    /// `1GiB`.
     pub max_replayable_body: Size,
-    /// A second try beside the first after this time; 0: none.
+    /// A second try is sent beside the first when that has given nothing after this time; 0: none.
     pub hedge_after: Time,
-    /// The same after this percentile of the route's latency; 0: none.
+    /// The same after this percentile of the route's own latency, 95 for example; 0: none.
     pub hedge_after_percentile: f64,
-    /// Methods that may be hedged.
+    /// Methods that may be hedged: `GET`, `HEAD` and `OPTIONS` at most.
     pub hedgeable: Vec<String>,
-    /// Before the second try; doubles, with jitter.
+    /// Pause before the second try; doubles with each one after it, and is shortened at random.
     pub backoff: Time,
 }
 
@@ -208,13 +213,13 @@ impl Default for RetrySection {
 #[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct HeadersSection {
-    /// Set on the way to the upstream.
+    /// Fields set on the way to the upstream, in place of what is there.
     pub add_request: Fields,
-    /// Removed on the way to the upstream.
+    /// Fields removed on the way to the upstream.
     pub remove_request: Vec<String>,
-    /// Set on the way to the client.
+    /// Fields set on the way to the client, in place of what is there.
     pub add_response: Fields,
-    /// Removed on the way to the client.
+    /// Fields removed on the way to the client.
     pub remove_response: Vec<String>,
 }
 
@@ -238,6 +243,7 @@ impl Default for CompressSection {
 #[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RouteTimeouts {
-    /// For the whole exchange; 0: none.
+    /// For the whole exchange, tries and pauses included; 0: none. Beyond it the answer is 504, or
+    /// is cut if it has begun.
     pub total: Time,
 }

@@ -2,7 +2,7 @@
 
 use super::{accepted, told};
 
-/// The configurations in the README, each made whole.
+/// The configurations in the README; those of the book are checked by `cargo xtask docs-check`.
 fn in_readme() -> Vec<String> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md");
     let readme = std::fs::read_to_string(path).unwrap();
@@ -12,18 +12,13 @@ fn in_readme() -> Vec<String> {
     };
     let mut all = cut("<<'EOF'\n", "\nEOF\n");
     all.extend(cut("```yaml\n", "```"));
-    for text in &mut all {
-        if !text.starts_with("listeners:") {
-            text.insert_str(0, "listeners: [{ name: http, bind: \"127.0.0.1:8080\" }]\n");
-        }
-    }
     all
 }
 
 #[test]
 fn nothing_in_those_that_people_copy() {
     let all = in_readme();
-    assert!(all.len() >= 4, "{all:?}");
+    assert!(all.len() >= 2, "{all:?}");
     for text in all {
         assert_eq!(told(&text), Vec::<String>::new(), "{text}");
         assert_eq!(accepted(&text).warning_lines(), Vec::<String>::new(), "{text}");
