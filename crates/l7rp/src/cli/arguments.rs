@@ -39,7 +39,7 @@ pub struct Arguments {
     /// Print version
     // In place of clap's own, so that the short help has a line for another subcommand.
     #[arg(short = 'V', long, action = ArgAction::Version, hide_short_help = true)]
-    version: (),
+    version: Option<bool>,
 }
 
 #[expect(clippy::struct_excessive_bools, reason = "flags are")]

@@ -257,7 +257,10 @@ fn take_on(
     if !listener.connections.try_enter() {
         stats.shed[Scope::Connections.index()].up();
         worker.counts().shed[Scope::Connections.index()].up();
-        stream.try_say(FULL);
+        // Over TLS there is nobody yet who could read it.
+        if listener.tls.is_none() {
+            stream.try_say(FULL);
+        }
         return;
     }
     stats.opened.up();

@@ -1,10 +1,13 @@
 //! What is full refuses at once; places come back whatever becomes of a request.
 
+use std::io::Read;
+use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use l7rp_testkit::{Call, Client, Gate, Origin, Proxy, SOON, Then, eventually, reply};
 
 use crate::setup::{Setup, assert_counts, assert_failed, get, in_flight, over};
+use crate::tls_kit::{Ca, tls};
 
 /// With room for one request: the second is refused, and after the first the third is not.
 #[track_caller]
@@ -143,6 +146,24 @@ fn no_more_connections_than_allowed() {
     eventually(SOON, || proxy.metrics().sum("proxy_connections", &[]) == 1.0);
     assert_eq!(proxy.get("/").status(), 200);
     assert_eq!(clients[0].get("/").status(), 200);
+}
+
+#[test]
+fn nothing_is_said_in_clear_where_tls_is_spoken() {
+    let origin = Origin::start(reply::name("x"));
+    let (ca, keys) = (Ca::new("ca"), "max_connections: 1");
+    let pair = ca.issue("web", &["a.test"]);
+    let proxy = over(&[&origin]).listener(&format!("{keys}, {}", tls(&[&pair], ""))).start();
+    let _first = TcpStream::connect(proxy.address()).expect("it accepts");
+    eventually(SOON, || proxy.metrics().sum("proxy_connections", &[]) == 1.0);
+    let mut second = TcpStream::connect(proxy.address()).expect("it accepts");
+    second.set_read_timeout(Some(SOON)).expect("an open socket");
+    let mut said = Vec::new();
+    let _ = second.read_to_end(&mut said);
+    assert_eq!(said.escape_ascii().to_string(), "");
+    eventually(SOON, || {
+        proxy.metrics().sum("proxy_shed_total", &[("scope", "connections")]) == 1.0
+    });
 }
 
 #[test]
