@@ -8,6 +8,7 @@ use clap::builder::RangedU64ValueParser;
 use clap::{Args, Parser, Subcommand};
 
 use super::ask::Instance;
+use super::init::Init;
 use super::load::Load;
 use crate::config::{self, plan::Bind};
 use crate::observe::event::Level;
@@ -21,6 +22,7 @@ use crate::tools::backend::{Flap, is_name};
     override_usage = "l7rp [OPTIONS]  or  l7rp <COMMAND> [OPTIONS]",
     args_conflicts_with_subcommands = true,
     disable_help_subcommand = true,
+    disable_version_flag = true,
     max_term_width = 100,
     // One blank line less, so that all of it fits a screen.
     help_template = "{about-with-newline}{usage-heading} {usage}\n\n{all-args}{after-help}",
@@ -35,6 +37,10 @@ pub struct Arguments {
     /// How to serve.
     #[command(flatten)]
     pub serve: Serve,
+    /// Print version
+    // In the short help the line is needed for something else.
+    #[arg(short = 'V', long, action = clap::ArgAction::Version, hide_short_help = true)]
+    version: Option<bool>,
 }
 
 #[expect(clippy::struct_excessive_bools, reason = "flags are")]
@@ -100,6 +106,8 @@ const WITHOUT_FILE: &str = "Without a configuration file";
 /// What to do instead of serving.
 #[derive(Clone, Debug, Subcommand)]
 pub enum Command {
+    /// Write a configuration to begin with
+    Init(Box<Init>),
     /// Check a configuration file, like --check
     Check(Check),
     /// Show what a reload would change

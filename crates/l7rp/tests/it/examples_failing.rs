@@ -20,8 +20,8 @@ fn retries() {
     let expected: String = (1..=6).map(|n| format!("three request={n}\n")).collect();
     assert_eq!(printed, expected);
     let tried = example.proxy.logged(|line| line["attempts"] == 3);
-    let tries = tried["tries"].as_array().expect("its tries");
-    let ends: Vec<_> = tries.iter().map(|t| (&t["status"], &t["error"])).collect();
+    let each = tried["tries"].as_array().expect("its tries");
+    let ends: Vec<_> = each.iter().map(|t| (&t["status"], &t["error"])).collect();
     let (status, closed, none) = (503.into(), "upstream_closed".into(), Value::Null);
     assert!(ends.contains(&(&status, &none)) && ends.contains(&(&none, &closed)), "{tried}");
     // What may not be done twice is not.
