@@ -347,3 +347,82 @@ fn the_demo_runs_until_a_signal() {
         assert_eq!(demo.end(signal), Some(0), "{signal}");
     }
 }
+
+#[test]
+fn what_init_writes_is_taken_without_a_word() {
+    for flags in [
+        "",
+        "--backend=http://10.0.0.2 --retries --rate-limit 5 --algorithm round-robin",
+        "--listen [::]:443 --host a.test --autocert a.test --email ops@a.test --health-path /up",
+        "--tls site.crt,site.key --host a.test --host *.b.test --admin unix:/run/l7rp.sock",
+    ] {
+        let line = format!("init --backend http://10.0.0.1:80 {flags}");
+        let (code, text, err) = output(&line);
+        assert_eq!((code, err.as_str()), (Some(0), ""), "{line}");
+        let file = file(&text);
+        let (code, _, err) = output(&format!("check --lint --no-files {}", file.1.display()));
+        assert_eq!((code, err.as_str()), (Some(0), ""), "{line}\n{text}");
+        assert!(
+            text.ends_with("tells what a reload (SIGHUP) will change.\n"),
+            "what is next comes last: {text}"
+        );
+    }
+}
+
+#[test]
+fn init_replaces_no_file_unasked() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("new.yaml");
+    let read = || std::fs::read_to_string(&path).expect("a file");
+    let name = path.display();
+    let line = format!("init --backend http://a.test --output {name}");
+    let (code, out, err) = output(&line);
+    assert_eq!((code, err.as_str()), (Some(0), ""));
+    assert!(out.contains(&format!("{name} is written")), "{out}");
+    let first = read();
+    assert!(first.contains(&format!("l7rp --config {name}\n")), "{first}");
+
+    let other = format!("init --backend http://b.test --output {name}");
+    let (code, out, err) = output(&other);
+    assert_eq!((code, out.as_str()), (Some(1), ""));
+    assert_eq!(err, format!("error: {name} is there already; --force replaces it\n"));
+    assert_eq!(read(), first);
+
+    // What is wrong replaces nothing either.
+    let (code, _, err) = output(&format!("{other} --force --host a/b"));
+    assert_eq!((code, err.contains("a/b")), (Some(2), true), "{err}");
+    assert_eq!(read(), first);
+
+    assert_eq!(output(&format!("{other} --force")).0, Some(0));
+    assert!(read().contains("http://b.test") && !read().contains("http://a.test"));
+    let nowhere = folder.path().join("none/new.yaml");
+    let (code, _, err) = output(&format!("init --backend http://a --output {}", nowhere.display()));
+    assert_eq!((code, err.contains("cannot write")), (Some(1), true), "{err}");
+}
+
+#[test]
+fn a_proxy_starts_with_what_init_writes() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("config.yaml");
+    let path = path.display();
+    let mut one = Running::start("backend --listen 127.0.0.1:0 --name one");
+    let mut two = Running::start("backend --listen 127.0.0.1:0 --name two --status 503");
+    let (first, second) =
+        (one.line("backend one listening on "), two.line("backend two listening on "));
+    let (code, _, err) = output(&format!(
+        "init --listen 127.0.0.1:0 --admin= --backend http://{first} --backend http://{second} \
+         --health-path /healthz --retries --rate-limit 1000 --output {path}"
+    ));
+    assert_eq!(code, Some(0), "{err}");
+    let mut proxy = Running::start(&format!("--config {path}"));
+    let started: serde_json::Value =
+        serde_json::from_str(&format!("{{{}", proxy.line("{"))).expect("an event");
+    let address = started["listeners"][0].as_str().expect("a listener");
+    let address = address.split_once('=').expect("name=address").1;
+    l7rp_testkit::eventually(l7rp_testkit::SOON, || get(address).contains("one request="));
+    for _ in 0..10 {
+        let answer = get(address);
+        assert!(answer.contains("one request="), "the other is tried once at most: {answer}");
+    }
+    assert_eq!(proxy.end("-TERM"), Some(0));
+}

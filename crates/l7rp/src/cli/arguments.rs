@@ -8,6 +8,7 @@ use clap::builder::RangedU64ValueParser;
 use clap::{ArgAction, Args, Parser, Subcommand};
 
 use super::ask::Instance;
+use super::init::Init;
 use super::load::Load;
 use crate::config::{self, plan::Bind};
 use crate::observe::event::Level;
@@ -105,6 +106,8 @@ const WITHOUT_FILE: &str = "Without a configuration file";
 /// What to do instead of serving.
 #[derive(Clone, Debug, Subcommand)]
 pub enum Command {
+    /// Write a configuration to begin with
+    Init(Box<Init>),
     /// Check a configuration file, like --check
     Check(Check),
     /// Show what a reload would change

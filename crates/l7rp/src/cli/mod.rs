@@ -19,6 +19,7 @@ mod demo;
 mod explain;
 mod go_flags;
 mod healthcheck;
+mod init;
 mod load;
 mod man;
 mod plan;
@@ -58,6 +59,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     match arguments.command {
         None if arguments.serve.check => check::of_flags(&arguments.serve),
         None => serve::run(&arguments.serve),
+        Some(arguments::Command::Init(asked)) => init::run(&asked),
         Some(arguments::Command::Check(asked)) => check::file(&asked),
         Some(arguments::Command::Plan(asked)) => plan::run(&asked),
         Some(arguments::Command::Explain(asked)) => explain::run(&asked),
@@ -110,9 +112,18 @@ mod tests {
         for line in help.lines() {
             assert!(line.chars().count() <= 80, "{line}");
         }
-        for name in
-            ["backend", "demo", "check", "plan", "status", "top", "explain", "load", "healthcheck"]
-        {
+        for name in [
+            "init",
+            "backend",
+            "demo",
+            "check",
+            "plan",
+            "status",
+            "top",
+            "explain",
+            "load",
+            "healthcheck",
+        ] {
             let mut command = Arguments::command();
             let command = command.find_subcommand_mut(name).unwrap();
             let help = command.clone().term_width(80).render_help().to_string();
@@ -147,6 +158,10 @@ mod tests {
             "l7rp --listen 127.0.0.1:1 --backends http://a,http://b --max-in-flight 1",
             "l7rp --backends http://a",
             "l7rp -tracing-endpoint localhost:4317 -tracing-sample-ratio 0.05 -tracing-insecure",
+            "l7rp init --backend http://a",
+            "l7rp init -backend=http://a -backend http://b --host a --host b --retries --force -output x",
+            "l7rp init --backend http://a --autocert a.test --email a@b --rate-limit 5 --admin=",
+            "l7rp init --backend http://a --tls a,b --health-path /up --algorithm ip-hash",
             "l7rp check --no-files a.yaml",
             "l7rp check -lint a.yaml",
             "l7rp --config a.yaml --check --lint",
@@ -193,6 +208,13 @@ mod tests {
             ("l7rp --tracing-sample-ratio 1.5", "0 to 1"),
             ("l7rp --metrics-bind 9090", "an address to listen on"),
             ("l7rp chekc a.yaml", "check"),
+            ("l7rp init", "--backend"),
+            ("l7rp init --backend http://a --force", "--output"),
+            ("l7rp init --backend http://a --email a@b", "--autocert"),
+            ("l7rp init --backend http://a --tls a", "a comma"),
+            ("l7rp init --backend http://a --tls a,b --autocert a.test", "--autocert"),
+            ("l7rp init --backend http://a --algorithm random", "round-robin"),
+            ("l7rp init --backend http://a --rate-limit 0", "1..=1000000"),
             ("l7rp check", "FILE"),
             ("l7rp plan a.yaml", "a.yaml"),
             ("l7rp plan --against https://a:9090", "http://HOST:PORT"),

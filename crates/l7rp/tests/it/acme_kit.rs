@@ -73,6 +73,11 @@ impl Pebble {
         autocert(self.port, &self.ca, cache, hosts)
     }
 
+    /// Where it is asked.
+    pub fn directory(&self) -> String {
+        directory(self.port)
+    }
+
     /// Its log.
     pub fn log(&self) -> String {
         fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
@@ -100,11 +105,16 @@ impl Drop for Pebble {
 fn autocert(port: u16, ca: &Ca, cache: &Path, hosts: &[&str]) -> String {
     format!(
         "autocert: {{ cache_dir: \"{}\", allowed_hosts: [{}], email: ops@example.test, \
-         directory_url: \"https://localhost:{port}/dir\", ca_file: \"{}\" }}",
+         directory_url: \"{}\", ca_file: \"{}\" }}",
         cache.display(),
         hosts.join(", "),
+        directory(port),
         ca.file().display()
     )
+}
+
+fn directory(port: u16) -> String {
+    format!("https://localhost:{port}/dir")
 }
 
 /// A server of names that says of each that it is here.

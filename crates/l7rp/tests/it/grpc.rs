@@ -18,7 +18,7 @@ pub fn call(path: &str, fields: &[(&'static str, &str)]) -> Request<()> {
     request
 }
 
-fn status(code: u8) -> HeaderMap {
+pub fn status(code: u8) -> HeaderMap {
     let mut fields = HeaderMap::new();
     fields.insert("grpc-status", u16::from(code).into());
     fields
@@ -41,7 +41,7 @@ fn with_trailers(respond: &mut SendResponse<Bytes>, body: Vec<u8>, fields: Heade
 }
 
 /// An upstream that refuses all calls with these fields.
-fn refusing(fields: HeaderMap) -> H2Origin {
+pub fn refusing(fields: HeaderMap) -> H2Origin {
     H2Origin::start(move |Incoming { request, mut respond }| {
         let fields = fields.clone();
         async move {
@@ -52,14 +52,14 @@ fn refusing(fields: HeaderMap) -> H2Origin {
 }
 
 /// An upstream that answers calls with what they have sent.
-fn echoing() -> H2Origin {
+pub fn echoing() -> H2Origin {
     H2Origin::start(|Incoming { request, mut respond }| async move {
         let Ok((body, _)) = content(request.into_body()).await else { return };
         with_trailers(&mut respond, body, status(0));
     })
 }
 
-const UNAVAILABLE: u8 = 14;
+pub const UNAVAILABLE: u8 = 14;
 const NOT_FOUND: u8 = 5;
 
 #[test]

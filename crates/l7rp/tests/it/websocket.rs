@@ -12,10 +12,10 @@ use tungstenite::{Message, WebSocket};
 
 use crate::setup::{assert_counts, in_flight, over};
 
-type Socket = WebSocket<TcpStream>;
+pub type Socket = WebSocket<TcpStream>;
 
 /// Serves sockets with `script`, a thread for each; where it listens.
-fn serving(script: impl Fn(Socket) + Clone + Send + 'static) -> SocketAddr {
+pub fn serving(script: impl Fn(Socket) + Clone + Send + 'static) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("an address");
     thread::spawn(move || {
@@ -41,7 +41,7 @@ fn proxy_to(address: SocketAddr) -> Proxy {
 }
 
 #[track_caller]
-fn open(proxy: &Proxy) -> Socket {
+pub fn open(proxy: &Proxy) -> Socket {
     let stream = TcpStream::connect(proxy.address()).expect("the proxy accepts");
     patient(&stream);
     let (socket, answer) =
@@ -51,7 +51,7 @@ fn open(proxy: &Proxy) -> Socket {
 }
 
 /// Sends back what comes.
-fn echo(mut socket: Socket) {
+pub fn echo(mut socket: Socket) {
     while let Ok(message) = socket.read() {
         if (message.is_text() || message.is_binary()) && socket.send(message).is_err() {
             return;
@@ -60,7 +60,7 @@ fn echo(mut socket: Socket) {
 }
 
 #[track_caller]
-fn returns(socket: &mut Socket, message: &Message) {
+pub fn returns(socket: &mut Socket, message: &Message) {
     socket.send(message.clone()).expect("it is taken");
     let got = socket.read().expect("it comes back");
     assert!(got == *message, "{} octets became {}", message.len(), got.len());
