@@ -17,7 +17,7 @@ fn statuses(load: &str) -> &str {
 fn retries() {
     let mut example = start("retries");
     let [printed] = example.rest();
-    let expected: String = (1..=6).map(|n| format!("three request={n}\n")).collect();
+    let expected = (1..=6).map(|n| format!("three request={n}\n")).collect::<Vec<_>>().concat();
     assert_eq!(printed, expected);
     let tried = example.proxy.logged(|line| line["attempts"] == 3);
     let each = tried["tries"].as_array().expect("its tries");
