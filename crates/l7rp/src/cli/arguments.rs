@@ -86,22 +86,20 @@ pub struct Serve {
     /// Reach the collector without TLS
     #[arg(long, help_heading = "Tracing", hide_short_help = true)]
     pub tracing_insecure: bool,
-    /// Address to listen on
+    /// Without a file: address to listen on
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8080")]
-    #[arg(requires = "backends", conflicts_with = "config", help_heading = WITHOUT_FILE)]
+    #[arg(requires = "backends", conflicts_with = "config")]
     pub listen: String,
-    /// Backends, with commas between them
-    #[arg(long, value_name = "URLS", conflicts_with = "config", help_heading = WITHOUT_FILE)]
+    /// Without a file: backends, with commas between them
+    #[arg(long, value_name = "URLS", conflicts_with = "config")]
     pub backends: Option<String>,
-    /// Requests in flight; beyond it 503 [default: 256]
+    /// Without a file: requests in flight; beyond it 503 [default: 256]
     #[arg(long, value_name = "N", default_value_t = 256, hide_default_value = true)]
     #[arg(hide_short_help = true)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
-    #[arg(requires = "backends", conflicts_with = "config", help_heading = WITHOUT_FILE)]
+    #[arg(requires = "backends", conflicts_with = "config")]
     pub max_in_flight: u32,
 }
-
-const WITHOUT_FILE: &str = "Without a configuration file";
 
 /// What to do instead of serving.
 #[derive(Clone, Debug, Subcommand)]

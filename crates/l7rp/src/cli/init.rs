@@ -17,19 +17,19 @@ use crate::config::{self, Files, Severity, Source};
 #[command(after_help = "Exit codes: 0 written, 1 it cannot be written, 2 the flags make no \
                         configuration.")]
 pub struct Init {
-    /// A server to send requests to, http://HOST:PORT; repeat it for more
+    /// Where requests go, http://HOST:PORT; may be repeated
     #[arg(long, value_name = "URL", required = true)]
     pub backend: Vec<String>,
     /// Address to listen on
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8080")]
     pub listen: String,
-    /// A host to serve [default: any]; repeat it for more
+    /// A host to serve; may be repeated [default: any]
     #[arg(long, value_name = "NAME")]
     pub host: Vec<String>,
     /// Files of a certificate and its key
     #[arg(long, value_name = "CERT,KEY", value_parser = tls, conflicts_with = "autocert")]
     pub tls: Option<Tls>,
-    /// A name to get a certificate for by ACME; repeat it for more
+    /// A name to get a certificate for; may be repeated
     #[arg(long, value_name = "NAME")]
     pub autocert: Vec<String>,
     /// Address that the CA may write to
@@ -47,7 +47,7 @@ pub struct Init {
     /// Requests a second that each client may make
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub rate_limit: Option<u32>,
-    /// Address of metrics, status and changes
+    /// Admin address
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:9090")]
     pub admin: String,
     /// Write to this file [default: standard output]
@@ -201,7 +201,7 @@ mod tests {
                 "--autocert a.test --autocert x.b.test --autocert b.test",
                 "--autocert a.test --autocert x.b.test --autocert b.test --email me@a.test",
             ]),
-            one_of(&["", "--health-path /", "--health-path /up?deep=#1"]),
+            one_of(&["", "--health-path /", "--health-path /up:,deep"]),
             one_of(&[
                 "",
                 "--algorithm round-robin",
