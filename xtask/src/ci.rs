@@ -1,9 +1,7 @@
 //! What CI runs, in the order that a newcomer would.
 
 use crate::run::Done;
-use crate::{
-    bench, demo, deploy, docs, fuzz, install, instructions, lint, loom, quickstart, test, tools,
-};
+use crate::{bench, demo, deploy, docs, fuzz, instructions, lint, loom, quickstart, test, tools};
 
 /// Tests come first: on a bare machine that shows that `cargo xtask test` needs nothing that
 /// another recipe installs.
@@ -13,7 +11,6 @@ pub(crate) fn all() -> Done {
     quickstart::check()?;
     docs::check(&[])?;
     deploy::check(true)?;
-    install::check(true)?;
     lint::all()?;
     loom::all()?;
     instructions::check()?;
