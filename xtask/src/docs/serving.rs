@@ -12,6 +12,11 @@ pub(super) fn all_listen(group: u32) -> bool {
     members(group).iter().all(|process| listens(process.as_path()))
 }
 
+/// Whether this process is the program, or gone.
+pub(super) fn has_begun(process: u32) -> bool {
+    fs::read_to_string(format!("/proc/{process}/comm")).map_or(true, |name| name.trim() == "l7rp")
+}
+
 /// The folders in `/proc` of the processes that have to listen.
 fn members(group: u32) -> Vec<PathBuf> {
     let Ok(all) = fs::read_dir("/proc") else { return Vec::new() };

@@ -94,16 +94,20 @@ impl Shell {
         std::fs::write(&source, format!("{text}\n")).map_err(|e| file(&source, &e))?;
         // Read as a file of its own, so that a quote that is never closed ends with it.
         let line = format!(
-            "{{ . '{}'; }} </dev/null >'{}' 2>&1; echo \"done $?\"\n",
+            "{{ . '{}'; }} </dev/null >'{}' 2>&1; echo \"done $? ${{!:-0}}\"\n",
             source.display(),
             output.display()
         );
         let told = self.stdin.write_all(line.as_bytes()).and_then(|()| self.stdin.flush());
-        let status = match told {
+        let (status, started) = match told {
             Ok(()) => self.wait()?,
-            Err(e) => format!("the shell has ended: {e}"),
+            Err(e) => (format!("the shell has ended: {e}"), 0),
         };
         if text.ends_with(" &") && text.contains("l7rp ") {
+            if text.starts_with("l7rp ") {
+                // Until then it is another shell.
+                self.until(|_| serving::has_begun(started));
+            }
             self.until(serving::all_listen);
         }
         let output = std::fs::read(&output).unwrap_or_default();
@@ -147,11 +151,16 @@ impl Shell {
         self.notes.join(format!("{}.out", self.count))
     }
 
-    /// The exit code of what has been told last.
-    fn wait(&mut self) -> Result<String, Failed> {
+    /// The exit code of what has been told last, and the process in the background that was started
+    /// last.
+    fn wait(&mut self) -> Result<(String, u32), Failed> {
         let left = LIMIT.saturating_sub(self.began.elapsed());
         match self.done.recv_timeout(left) {
-            Ok(line) => Ok(line.strip_prefix("done ").unwrap_or(&line).to_owned()),
+            Ok(line) => {
+                let line = line.strip_prefix("done ").unwrap_or(&line);
+                let (status, started) = line.split_once(' ').unwrap_or((line, ""));
+                Ok((status.to_owned(), started.parse().unwrap_or(0)))
+            }
             Err(RecvTimeoutError::Timeout) => Err(Failed::new(
                 format!("the page takes longer than {} s", LIMIT.as_secs()),
                 "what does not end by itself is started with ` &`",
