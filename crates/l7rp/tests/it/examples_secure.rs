@@ -117,7 +117,8 @@ fn tracing() {
     let collector = Collector::start();
     let address = collector.address();
     let port = address.rsplit(':').next().and_then(|port| port.parse().ok()).expect("a port");
-    let [printed] = Example::with("tracing", &[(4317, port)]).start().rest();
+    let mut example = Example::with("tracing", &[(4317, port)]).start();
+    let [printed] = example.rest();
     let parent = printed.lines().find_map(|line| line.strip_prefix("traceparent: 00-"));
     let trace = parent.and_then(|parent| parent.split('-').next()).expect("a traceparent");
     let spans = collector.trace(trace, 2);

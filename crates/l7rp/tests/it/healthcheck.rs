@@ -25,7 +25,7 @@ fn it_tells_alive_from_ready() {
     assert_eq!(check(&admin, &[]), (Some(0), "alive\n".to_owned()));
     assert_eq!(check(&admin, &["--ready"]), (Some(0), "ready\n".to_owned()));
 
-    let probe = "health: { active: { path: /healthz, interval: 1s, timeout: 1s } }";
+    let probe = "health: { active: { path: /healthz, interval: 2s, timeout: 1s } }";
     let nobody = over(&[&Origin::refusing()]).pool(probe).start();
     let admin = format!("http://{}", nobody.admin());
     assert_eq!(check(&admin, &[]).0, Some(0));
