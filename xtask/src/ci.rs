@@ -1,7 +1,7 @@
 //! What CI runs, in the order that a newcomer would.
 
 use crate::run::Done;
-use crate::{bench, demo, deploy, docs, fuzz, instructions, lint, loom, quickstart, test, tools};
+use crate::{bench, demo, deploy, docs, instructions, lint, loom, quickstart, test};
 
 /// Tests come first: on a bare machine that shows that `cargo xtask test` needs nothing that
 /// another recipe installs.
@@ -16,10 +16,6 @@ pub(crate) fn all() -> Done {
     instructions::check()?;
     bench::check()?;
     bench::quick()?;
-    // Building cargo-fuzz for a build check alone is not worth the minutes.
-    if tools::FUZZ.is_installed() {
-        fuzz::build_all()?;
-    }
     println!("\nci: all is well");
     Ok(())
 }

@@ -65,8 +65,7 @@ usage: cargo xtask RECIPE
   pgo                 a binary that the compiler has arranged by what it has seen of it at work
   ci                  what CI runs: test, demo-check, quickstart-check, docs-check, deploy-check
                       where possible, lint, loom, instructions, the tests of the measurements
-                      and bench --quick (whose figure decides nothing), and fuzz-build if
-                      cargo-fuzz is there
+                      and bench --quick (whose figure decides nothing)
   help                this text
 ";
 
