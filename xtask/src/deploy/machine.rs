@@ -11,6 +11,12 @@ use crate::{root, setup};
 /// For a start of systemd and everything that a script does then, on a busy machine.
 const SECONDS: &str = "300";
 
+/// All that a boot needs of the system: mounts, a control group, a view over another folder.
+const PROBE: &str = "set -eu; mount -t tmpfs tmpfs /tmp; cd /tmp; mkdir cgroup upper work view; \
+    mount -t cgroup2 cgroup2 cgroup; mkdir cgroup/l7rp-probe-$$; rmdir cgroup/l7rp-probe-$$; \
+    mount -t overlay overlay -o lowerdir=/etc,upperdir=upper,workdir=work view; mount -t devpts \
+    -o newinstance devpts view";
+
 /// Whether there may be such machines here. That there may not is a failure, or, with
 /// `where_possible`, told.
 pub(crate) fn is_possible(where_possible: bool) -> Result<bool, Failed> {
@@ -21,7 +27,7 @@ pub(crate) fn is_possible(where_possible: bool) -> Result<bool, Failed> {
         Err(_) => command("false"),
     };
     let all = ["--mount", "--pid", "--fork", "--net", "--uts", "--ipc", "--cgroup"];
-    if succeeds(probe.args(all).args(["mount", "-t", "tmpfs", "tmpfs", "/tmp"])) {
+    if succeeds(probe.args(all).args(["sh", "-c", PROBE])) {
         return Ok(true);
     }
     let what = "namespaces of its own are not allowed here";
