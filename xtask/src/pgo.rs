@@ -1,11 +1,10 @@
 //! A binary that the compiler has arranged by what it has seen of it at work (profile-guided
 //! optimisation). Two builds and half a minute of load; for whoever wants the last few per cent.
 
-use std::net::TcpListener;
 use std::path::Path;
 use std::process::Command;
 
-use crate::run::{Done, Failed, cargo, command, step};
+use crate::run::{Done, Failed, cargo, command, free_ports, step};
 use crate::{root, setup};
 
 /// Everything of it is below this folder, also the binary.
@@ -98,16 +97,10 @@ fn release(folder: &Path, what: &str, path: &Path) -> Command {
 
 /// [`TRAINING`] and [`CONFIGURATION`] with ports that nobody has.
 fn with_free_ports() -> Result<(String, String), Failed> {
-    // Held until all are drawn, so that they differ.
-    let mut held = Vec::new();
     let (mut script, mut configuration) = (TRAINING.to_owned(), CONFIGURATION.to_owned());
-    for name in ["UPSTREAM", "CLEAR", "SECRET"] {
-        let free = TcpListener::bind("127.0.0.1:0")
-            .and_then(|socket| Ok((socket.local_addr()?.port().to_string(), socket)))
-            .map_err(|e| Failed::new(format!("no free port: {e}"), "close some programs"))?;
-        script = script.replace(name, &free.0);
-        configuration = configuration.replace(name, &free.0);
-        held.push(free.1);
+    for (name, free) in ["UPSTREAM", "CLEAR", "SECRET"].into_iter().zip(free_ports::<3>()?) {
+        script = script.replace(name, &free.to_string());
+        configuration = configuration.replace(name, &free.to_string());
     }
     Ok((script, configuration))
 }

@@ -2,10 +2,9 @@
 //! so that they cannot differ from what readers type; only the ports are exchanged for free
 //! ones, since 8080 and 9090 are taken on many a machine.
 
-use std::net::TcpListener;
 use std::path::PathBuf;
 
-use crate::run::{Done, Failed, cargo, command, step};
+use crate::run::{Done, Failed, cargo, command, free_ports, step};
 use crate::{read, root, setup};
 
 /// Longer than anything in it should take: it starts three programs and asks a few times.
@@ -84,15 +83,9 @@ fn listing(readme: &str, n: usize) -> Option<&str> {
 }
 
 fn with_free_ports(script: &str) -> Result<String, Failed> {
-    // Held until all are drawn, so that they differ.
-    let mut held = Vec::new();
     let mut text = script.to_owned();
-    for port in [":8080", ":9001", ":9002"] {
-        let free = TcpListener::bind("127.0.0.1:0")
-            .and_then(|socket| Ok((socket.local_addr()?.port(), socket)))
-            .map_err(|e| Failed::new(format!("no free port: {e}"), "close some programs"))?;
-        text = text.replace(port, &format!(":{}", free.0));
-        held.push(free.1);
+    for (port, free) in [":8080", ":9001", ":9002"].into_iter().zip(free_ports::<3>()?) {
+        text = text.replace(port, &format!(":{free}"));
     }
     Ok(text)
 }

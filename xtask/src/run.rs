@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::fmt;
+use std::net::TcpListener;
 use std::process::{Command, Stdio};
 
 use crate::root;
@@ -48,6 +49,22 @@ pub(crate) fn step(command: &mut Command, advice: &str) -> Done {
         Ok(status) => Err(Failed::new(format!("`{}`: {status}", written(command)), advice)),
         Err(e) => Err(not_started(command, &e)),
     }
+}
+
+/// Ports of this machine that nobody has; the same one is not drawn twice.
+pub(crate) fn free_ports<const N: usize>() -> Result<[u16; N], Failed> {
+    // Held until all are drawn.
+    let mut held = Vec::new();
+    let mut ports = [0; N];
+    for port in &mut ports {
+        let drawn = TcpListener::bind("127.0.0.1:0")
+            .and_then(|socket| Ok((socket.local_addr()?.port(), socket)));
+        let (free, socket) =
+            drawn.map_err(|e| Failed::new(format!("no free port: {e}"), "close some programs"))?;
+        *port = free;
+        held.push(socket);
+    }
+    Ok(ports)
 }
 
 /// Whether `command` runs and succeeds; its output is thrown away.

@@ -7,9 +7,10 @@ use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 
 use super::terminal::{color, failed, print, visible, wrong};
+use crate::config::file::Algorithm;
 use crate::config::{self, Files, Severity, Source};
 
 /// `l7rp init`
@@ -39,7 +40,7 @@ pub struct Init {
     #[arg(long, value_name = "PATH")]
     pub health_path: Option<String>,
     /// How a backend is chosen, like round-robin or ip-hash
-    #[arg(long, value_name = "NAME", hide_possible_values = true)]
+    #[arg(long, value_name = "NAME", value_parser = algorithm)]
     pub algorithm: Option<Algorithm>,
     /// Try GET and HEAD again on another backend
     #[arg(long)]
@@ -65,15 +66,9 @@ pub struct Tls {
     key: String,
 }
 
-/// The names that the configuration has for them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Algorithm {
-    RoundRobin,
-    WeightedRr,
-    LeastConn,
-    P2cEwma,
-    ConsistentHashBounded,
-    IpHash,
+/// By the name that the configuration has for it.
+fn algorithm(text: &str) -> Result<Algorithm, String> {
+    serde_json::from_value(text.into()).map_err(|e| e.to_string())
 }
 
 fn tls(text: &str) -> Result<Tls, String> {

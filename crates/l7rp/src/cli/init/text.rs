@@ -5,11 +5,11 @@
 
 use std::fmt::Write;
 
-use clap::ValueEnum;
 use serde_json::json;
 
-use super::{Algorithm, Init};
+use super::Init;
 use crate::cli::terminal::visible;
+use crate::config::file::Algorithm;
 
 /// The whole file.
 pub(super) fn of(asked: &Init) -> String {
@@ -109,7 +109,6 @@ upstream_pools:
 }
 
 fn selector(algorithm: Algorithm) -> String {
-    let name = algorithm.to_possible_value().map_or(String::new(), |v| v.get_name().to_owned());
     let (why, more) = match algorithm {
         Algorithm::RoundRobin => ("Each in turn.", ""),
         Algorithm::WeightedRr => ("In turn, by `weight`: 1 where an upstream has none.", ""),
@@ -121,7 +120,7 @@ fn selector(algorithm: Algorithm) -> String {
         ),
         Algorithm::IpHash => ("One client address, one upstream.", ""),
     };
-    format!("    # {why}\n    selector:\n      algorithm: {name}\n{more}")
+    format!("    # {why}\n    selector:\n      algorithm: {}\n{more}", json!(algorithm))
 }
 
 /// The section on health checks; `mark` makes it a suggestion.
