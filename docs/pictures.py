@@ -18,6 +18,7 @@ STYLE = """
 text { font: 14px system-ui, sans-serif; fill: var(--ink) }
 .small { font-size: 12px; fill: var(--soft) } .bold { font-weight: 600 }
 .code { font-family: ui-monospace, monospace; font-size: 13px }
+.over { paint-order: stroke; stroke: var(--ground); stroke-width: 5px }
 .ground { fill: var(--ground) } .box { fill: var(--box); stroke: var(--line); stroke-width: 1.5 }
 .good { fill: var(--good); stroke: var(--good-line); stroke-width: 1.5 }
 .bad { fill: var(--bad); stroke: var(--bad-line); stroke-width: 1.5 }
@@ -200,7 +201,7 @@ def retries():
     p.arrow([(120, 64), (120, 108)])
     p.arrow([(120, 166), (120, 218)], "yes, or an answer came", (130, 196), at="start")
     p.box(330, 110, 400, 56, ["elsewhere, at once", "another upstream; any method; costs nothing"], "good")
-    p.arrow([(220, 138), (328, 138)], "nothing was sent")
+    p.arrow([(220, 138), (328, 138)], "no")
     p.box(330, 205, 400, 86, ["a retry, after backoff × ½ to 1", "method, status, attempts, body, time are all as listed;", "the pool's budget has a token; no Retry-After"], "good")
     p.arrow([(220, 248), (328, 248)], "yes")
     p.box(20, 310, 710, 30, "the end: the client gets the last upstream's answer, or one of l7rp; no_retry in the log says why", "box")
@@ -220,8 +221,8 @@ def hedging():
     p.box(320, 125, 140, 34, "upstream b", "good")
     p.arrow([(320, 101), (320, 123)], "hedge_after: 100ms", (312, 118), at="end")
     p.arrow([(460, 142), (530, 142)])
-    p.text(540, 147, "200: it wins")
-    p.text(480, 87, "given up at 170 ms: held against nobody", "small")
+    p.text(540, 147, "200: it wins", "over")
+    p.text(480, 87, "given up at 170 ms: held against nobody", "small over")
     p.text(20, 220, "A failure never wins while the other may still answer. A hedge costs one from the retry budget,", "small")
     p.text(20, 240, "and goes only to an upstream whose breaker is closed.", "small")
     return p
@@ -241,7 +242,7 @@ def rate_limits():
     p.path([(x(t), bottom - n * scale) for t, n in points], "curve")
     p.text(x(0.5) + 8, 130, "20 at once pass:", "")
     p.text(x(0.5) + 8, 148, "the burst", "small")
-    p.box(x(0.75), bottom - 42, 250, 34, "15 a second: 10 pass, 5 get 429", "bad")
+    p.box(x(0.55), bottom - 42, 232, 34, "15 a second: 5 get 429", "bad")
     p.text(x(3.7) + 10, 160, "saved up again, 10 a second", "small")
     for seconds in range(6):
         p.text(x(seconds), bottom + 20, f"{seconds} s", "small", "middle")

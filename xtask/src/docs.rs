@@ -2,6 +2,7 @@
 //! command of a page is run, and every configuration is read.
 
 mod book;
+mod built;
 mod expected;
 mod links;
 mod page;

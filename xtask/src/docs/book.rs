@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
-use super::{PAGES, links, name};
+use super::{PAGES, built, links, name};
 use crate::run::{Done, Failed, command, step};
 use crate::{read, root};
 
@@ -18,9 +18,10 @@ const OUTSIDE: [&str; 6] = [
     "bench/README.md",
 ];
 
-/// Builds the book with the program `mdbook`.
+/// Builds the book with the program `mdbook`, and follows its links.
 pub(super) fn build(mdbook: &Path) -> Done {
-    step(command(mdbook).args(["build", "docs"]), "mend what mdbook names")
+    step(command(mdbook).args(["build", "docs"]), "mend what mdbook names")?;
+    built::finish()
 }
 
 /// The pages, as the summary lists them.
