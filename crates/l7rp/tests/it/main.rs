@@ -69,6 +69,7 @@ mod http2_away;
 mod http2_bounds;
 mod http2_downgrade;
 mod http2_drain;
+mod http2_early;
 mod http2_frames;
 mod http2_goaway;
 mod http2_heads;

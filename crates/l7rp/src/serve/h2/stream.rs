@@ -222,6 +222,7 @@ impl Far {
         let ends = !is_tunnel && !heads::has_body(head.framing);
         let Ok(stream) = self.respond.send_response(response, ends) else { return false };
         if ends {
+            self.take_rest().await;
             return false;
         }
         let framing = if is_tunnel { l7rp_core::http1::Framing::UntilClose } else { head.framing };
@@ -246,7 +247,8 @@ impl Far {
         });
         let end = end.await;
         match end {
-            End::Over => {}
+            End::Over if is_tunnel => {}
+            End::Over => self.take_rest().await,
             End::Broken => outflow.reset(Reason::INTERNAL_ERROR),
             End::Stalled => {
                 self.pipe.give_up(io::ErrorKind::TimedOut);
@@ -254,6 +256,19 @@ impl Far {
             }
         }
         matches!(end, End::Stalled)
+    }
+
+    /// Goes on taking the request once the answer is out, for as long as the exchange does: clients
+    /// throw away an answer that they have whole, if the stream is reset while they send.
+    async fn take_rest(&mut self) {
+        let Self { pipe, inflow: Some(inflow), .. } = self else { return };
+        poll_fn(|cx| {
+            if pipe.poll_unread(cx).is_ready() {
+                return Poll::Ready(());
+            }
+            inflow.poll(cx, pipe).map(|_| ())
+        })
+        .await;
     }
 
     /// Moves the request on. Ready: the client has given the stream up.
