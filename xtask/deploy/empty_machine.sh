@@ -22,12 +22,11 @@ mkdir -p "$new/opt/rust" "$new/opt/cargo/registry"
 mount --bind "$toolchain" "$new/opt/rust"
 mount -o remount,bind,ro "$new/opt/rust"
 mount --bind "$crates" "$new/opt/cargo/registry"
+mount -o remount,bind,ro "$new/opt/cargo/registry"
 mount -t proc proc "$new/proc"
 mount --bind /dev "$new/dev"
 
-# The release as everybody builds it, but for the minutes that the optimizer takes.
 echo "+ $build"
 chroot "$new" env -i HOME=/opt CARGO_HOME=/opt/cargo CARGO_NET_OFFLINE=true \
-    CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 \
     PATH=/opt/rust/bin:/usr/sbin:/usr/bin:/sbin:/bin \
     sh -euc "cd /srv/l7rp && $build"
