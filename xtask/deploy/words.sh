@@ -96,8 +96,11 @@ shows_its_limits() {
 
 # All that an installation could leave. What the tools for users keep as backups is not ours.
 places() {
-    find /etc /home /opt /root /srv /usr /var /run ! -type s \
-        \( -path '/run/*/*' -o -path '/var/log' -o -path '/var/cache' -o -path /var/lib/systemd \) -prune \
+    local where=(/etc /usr/local /var/lib)
+    # On an empty machine there is nobody else who writes.
+    if [ -e /srv/l7rp ]; then where=(/etc /home /opt /root /srv /usr /var /run); fi
+    find "${where[@]}" ! -type s \
+        \( -path '/run/*/*' -o -path '/var/lib/*/*' -o -path /var/log -o -path /var/cache \) -prune \
         -o ! -path '/etc/*-' ! -path /etc/.pwd.lock -print | sort
     getent passwd
     getent group
