@@ -95,13 +95,13 @@ shows_its_limits "$main"
 
 section "Change the configuration, without systemd"
 begin_load
-sed -i 's/127.0.0.1:3000/127.0.0.1:3001/' /etc/l7rp/config.yaml
+does sed -i 's/127.0.0.1:3000/127.0.0.1:3001/' /etc/l7rp/config.yaml
 #@ Change the configuration
 is_reloaded() { test "$(events config_reloaded)" -ge 1; }
 eventually is_reloaded
 shows '^other request=' curl -fsS http://localhost/
 cp /etc/l7rp/config.yaml /check/good.yaml
-echo 'routse: []' >> /etc/l7rp/config.yaml
+does break_the_configuration
 refuses routse reload
 shows '^other request=' curl -fsS http://localhost/
 cat /check/good.yaml > /etc/l7rp/config.yaml

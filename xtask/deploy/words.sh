@@ -18,6 +18,9 @@ fail() {
 
 trap 'trap - ERR; { set +x; } 2> /dev/null; fail "the command on line $LINENO"' ERR
 
+# Shows a command and does it.
+does() { echo "\$ $*" && "$@"; }
+
 # Shows a command and its answer, of which a line must match the pattern.
 shows() {
     local pattern=$1 answer code=0
@@ -51,6 +54,7 @@ eventually() {
 # Asks without a pause until told to stop, by new connections and by some that are kept; each
 # request that fails is a line.
 begin_load() {
+    echo "From here on there is load."
     : > /check/failures
     : > /check/requests
     : > /check/loading
@@ -81,7 +85,7 @@ end_load() {
     wait $kept || fail "the load ends with code $?: $(cat /check/load)"
     if [ -s /check/failures ]; then fail "requests were lost: $(head -n 3 /check/failures)"; fi
     echo "$(wc -l < /check/requests) requests by connections of their own, none lost; by 8 that are kept:"
-    shows '^failed  *none$' cat /check/load
+    shows '^failed  *none$' head -n 11 /check/load
     grep -q '^statuses  *200: [0-9]*$' /check/load || fail "not all were answered with 200"
 }
 
@@ -112,6 +116,8 @@ nothing_is_left() {
     diff /check/places /check/places.after || fail "something is left, or gone"
     echo "no file, user or group is left"
 }
+
+break_the_configuration() { echo 'routse: []' >> /etc/l7rp/config.yaml; }
 
 # Two applications: the one at port 3000 of the first configuration, and another.
 "$PWD/target/release/l7rp" backend --listen 127.0.0.1:3000 --name app > /check/app.log 2>&1 &

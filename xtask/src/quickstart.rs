@@ -70,6 +70,9 @@ fn script(readme: &str, more: &str) -> Result<String, Failed> {
             lines.push(request.clone());
         } else {
             lines.push(line.to_owned());
+            if line == "EOF" {
+                lines.push("echo '$ cat config.yaml'; cat config.yaml".to_owned());
+            }
         }
     }
     lines.push("stop".to_owned());
