@@ -14,7 +14,7 @@ const REQUESTS: usize = 10;
 /// What the lines between the README's need. A shell starts background programs with SIGINT
 /// ignored, so it is the other signal. Whatever happens, nothing of it is left running.
 const BEGIN: &str = r#"set -eu; pids=; trap 'kill $pids 2>/dev/null || true' EXIT
-up() { for _ in $(seq 100); do curl -s -o /dev/null "$1" && return; sleep 0.1; done; echo "nothing answers at $1"; exit 1; }
+up() { for _ in $(seq 100); do curl -s -o /dev/null "$@" && return; sleep 0.1; done; echo "no answer: $*"; exit 1; }
 stop() { kill -TERM "$proxy"; wait "$proxy"; echo "the proxy stopped with exit code 0"; }"#;
 
 /// Runs the quick start in a folder of its own.
@@ -88,7 +88,9 @@ fn script(readme: &str, more: &str) -> Result<String, Failed> {
 /// Asks often enough to meet both backends; each answer must be one of theirs.
 fn asked(arguments: &str) -> String {
     let mut lines: Vec<String> =
-        ["9001", "9002", "8080"].map(|port| format!("up http://127.0.0.1:{port}/")).into();
+        ["9001", "9002"].map(|port| format!("up http://127.0.0.1:{port}/")).into();
+    // No upstream is eligible before its first probe.
+    lines.push(format!("up -f {arguments}"));
     lines.push(format!("for _ in $(seq {REQUESTS}); do curl -fsS {arguments}; done > answers"));
     lines.push("cat answers".to_owned());
     lines.push(format!(
