@@ -1,7 +1,7 @@
 //! What CI runs, in the order that a newcomer would.
 
 use crate::run::Done;
-use crate::{bench, demo, deploy, docs, instructions, lint, loom, quickstart, test};
+use crate::{bench, demo, deploy, docs, install, instructions, lint, loom, quickstart, test};
 
 /// Tests come first: on a bare machine that shows that `cargo xtask test` needs nothing that
 /// another recipe installs.
@@ -11,6 +11,7 @@ pub(crate) fn all() -> Done {
     quickstart::check()?;
     docs::check(&[])?;
     deploy::check(true)?;
+    install::check(true)?;
     lint::all()?;
     loom::all()?;
     instructions::check()?;

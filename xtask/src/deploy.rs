@@ -8,7 +8,7 @@ pub(crate) mod service;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use crate::run::{Done, Failed, announce, command, not_started, step};
+use crate::run::{Done, Failed, announce, command, left_out, not_started, step};
 use crate::{root, setup, tools};
 
 /// Where everything is made. Outside of it nothing is changed.
@@ -30,8 +30,9 @@ pub(crate) fn check(where_possible: bool) -> Done {
             .arg("deploy/systemd/l7rp.service"),
         "the unit may do more than a proxy needs: the table above says what",
     )?;
-    if !machine::is_possible(where_possible)? {
-        return Ok(());
+    if let Some(obstacle) = machine::obstacle() {
+        let instead = "the manifests, the image's build, and what the unit says";
+        return left_out(where_possible, &obstacle, instead);
     }
     image::run()?;
     service::check(&program)?;
@@ -84,7 +85,12 @@ fn configurations(program: &Path) -> Done {
 
 /// A folder below [`FOLDER`], made if it is not there.
 pub(crate) fn folder(name: &str) -> Result<PathBuf, Failed> {
-    let path = root().join(FOLDER).join(name);
+    make(&format!("{FOLDER}/{name}"))
+}
+
+/// A folder of the repository, made if it is not there.
+pub(crate) fn make(name: &str) -> Result<PathBuf, Failed> {
+    let path = root().join(name);
     std::fs::create_dir_all(&path)
         .map_err(|e| Failed::new(format!("cannot make {}: {e}", path.display()), "is it full?"))?;
     Ok(path)

@@ -48,9 +48,10 @@ usage: cargo xtask RECIPE
                       without an engine, the service under a systemd of its own. Needs root
                       and namespaces (--where-possible: without them less is judged)
   install-check [--where-possible]
-                      from an empty Debian: the README's build, then the installation and all
-                      that docs/src/operating/systemd.md tells. Needs root, namespaces and
-                      Debian's package server
+                      from an empty Debian: the README's build and quick start, then the
+                      installation and all that docs/src/operating/systemd.md tells, under
+                      systemd and by hand. Needs root, namespaces and Debian's package server
+                      (--where-possible: without them nothing is judged, and it says so)
   quickstart-check    the README's quick start works as it is written
   docs                write the pages of the documentation that are made from the program, and
                       build the book into target/book
@@ -63,9 +64,9 @@ usage: cargo xtask RECIPE
                       nothing is written); an hour on a quiet machine
   bench --quick       what a small request costs here and in HAProxy, in half a minute
   pgo                 a binary that the compiler has arranged by what it has seen of it at work
-  ci                  what CI runs: test, demo-check, quickstart-check, docs-check, deploy-check
-                      where possible, lint, loom, instructions, the tests of the measurements
-                      and bench --quick (whose figure decides nothing)
+  ci                  what CI runs: test, demo-check, quickstart-check, docs-check; deploy-check
+                      and install-check where possible; lint, loom, instructions, the tests of
+                      the measurements and bench --quick (whose figure decides nothing)
   help                this text
 ";
 

@@ -11,13 +11,18 @@ use crate::{read, root, setup};
 const SECONDS: &str = "60";
 /// Enough to meet both backends.
 const REQUESTS: usize = 10;
+/// What the lines between the README's need. A shell starts background programs with SIGINT
+/// ignored, so it is the other signal. Whatever happens, nothing of it is left running.
+const BEGIN: &str = r#"set -eu; pids=; trap 'kill $pids 2>/dev/null || true' EXIT
+up() { for _ in $(seq 100); do curl -s -o /dev/null "$@" && return; sleep 0.1; done; echo "no answer: $*"; exit 1; }
+stop() { kill -TERM "$proxy"; wait "$proxy"; echo "the proxy stopped with exit code 0"; }"#;
 
 /// Runs the quick start in a folder of its own.
 pub(crate) fn check() -> Done {
     // For curl.
     setup::for_tests()?;
     step(cargo().args(["build", "--release"]), "mend what the compiler names")?;
-    let script = with_free_ports(&script(&read("README.md")?)?)?;
+    let script = with_free_ports(&script(&read("README.md")?, " --metrics-bind 127.0.0.1:0")?)?;
     let folder = Folder::new()?;
     let file = |e: std::io::Error| {
         Failed::new(format!("cannot write {}: {e}", folder.0.display()), "is the disk full?")
@@ -31,44 +36,67 @@ pub(crate) fn check() -> Done {
     )
 }
 
-/// The section's first two listings, with checks between their lines.
-fn script(readme: &str) -> Result<String, Failed> {
-    let (Some(serve), Some(ask)) = (listing(readme, 0), listing(readme, 1)) else {
+/// The section's commands with checks between them, for the checkout on a machine on which they
+/// have been built, and where nobody else has their ports.
+pub(crate) fn in_the_checkout(readme: &str) -> Result<String, Failed> {
+    Ok(format!("cd /srv/l7rp\n{}", script(readme, "")?))
+}
+
+/// The section's listings but for what builds, with checks between their lines. `more` is added
+/// where the proxy is started.
+fn script(readme: &str, more: &str) -> Result<String, Failed> {
+    let listings = (listing(readme, 0), listing(readme, 1), listing(readme, 2));
+    let (Some(serve), Some(ask), Some(without_file)) = listings else {
         return Err(Failed::new(
-            "README.md has no section \"Quick start\" with two ```sh listings",
+            "README.md has no section \"Quick start\" with three ```sh listings",
             "if it has been rewritten, xtask/src/quickstart.rs must follow",
         ));
     };
-    let mut lines = vec![
-        // Whatever happens, nothing of it is left running.
-        "set -eu; pids=; trap 'kill $pids 2>/dev/null || true' EXIT".to_owned(),
-        "up() { for _ in $(seq 100); do curl -s -o /dev/null \"$1\" && return; sleep 0.1; done; echo \"nothing answers at $1\"; exit 1; }".to_owned(),
-    ];
-    for line in serve.lines().filter(|line| !line.starts_with("cargo build")) {
-        if line == "./l7rp --config config.yaml" {
-            lines.push(format!("{line} --metrics-bind 127.0.0.1:0 & proxy=$!; pids=$proxy"));
-        } else {
-            lines.push(line.to_owned());
+    let mut lines = vec![BEGIN.to_owned()];
+    let mut request = String::new();
+    for line in [serve, ask].into_iter().flat_map(str::lines) {
+        if line.starts_with("cargo build") {
+            continue;
         }
-    }
-    for line in ask.lines() {
-        if line.ends_with(" &") {
+        if line.starts_with("./") || line.starts_with("curl ") {
+            lines.push(format!("echo '$ {line}'"));
+        }
+        if line.starts_with("./l7rp --config ") {
+            lines.push(format!("{line}{more} & proxy=$!; pids=$proxy"));
+        } else if line.ends_with(" &") {
             lines.push(format!("{line} pids=\"$pids $!\""));
         } else if let Some(arguments) = line.strip_prefix("curl ") {
-            lines.extend(
-                ["9001", "9002", "8080"].map(|port| format!("up http://127.0.0.1:{port}/")),
-            );
-            lines.push(format!("for _ in $(seq {REQUESTS}); do curl -fsS {arguments}; echo; done"));
+            request = asked(arguments);
+            lines.push(request.clone());
         } else {
             lines.push(line.to_owned());
+            if line == "EOF" {
+                lines.push("echo '$ cat config.yaml'; cat config.yaml".to_owned());
+            }
         }
     }
-    // A shell starts background programs with SIGINT ignored, so it is the other signal here.
-    lines.push(
-        "kill -TERM \"$proxy\"; wait \"$proxy\"; echo \"the proxy stopped with exit code 0\""
-            .to_owned(),
-    );
+    lines.push("stop".to_owned());
+    for line in without_file.lines() {
+        lines.push(format!("echo '$ {line}'"));
+        lines.push(format!("{line}{more} & proxy=$!; pids=\"$pids $proxy\""));
+        lines.push(request.clone());
+    }
+    lines.push("stop".to_owned());
     Ok(lines.join("\n"))
+}
+
+/// Asks often enough to meet both backends; each answer must be one of theirs.
+fn asked(arguments: &str) -> String {
+    let mut lines: Vec<String> =
+        ["9001", "9002"].map(|port| format!("up http://127.0.0.1:{port}/")).into();
+    // No upstream is eligible before its first probe.
+    lines.push(format!("up -f {arguments}"));
+    lines.push(format!("for _ in $(seq {REQUESTS}); do curl -fsS {arguments}; done > answers"));
+    lines.push("cat answers".to_owned());
+    lines.push(format!(
+        "test \"$(grep -c -E '^(one|two) request=' answers)\" = {REQUESTS}; rm answers"
+    ));
+    lines.join("\n")
 }
 
 /// The command by which the README builds the program.
@@ -117,7 +145,7 @@ mod tests {
     #[test]
     fn the_script_has_the_lines_of_the_readme() {
         let readme = read("README.md").unwrap();
-        let script = script(&readme).unwrap();
+        let script = script(&readme, " --more").unwrap();
         for line in [
             "cat > config.yaml <<'EOF'",
             "      - url: http://127.0.0.1:9001",
@@ -126,7 +154,8 @@ mod tests {
             assert!(script.lines().any(|l| l == line), "{line} is not in\n{script}");
         }
         for start in [
-            "./l7rp --config config.yaml --metrics-bind ",
+            "./l7rp --config config.yaml --more & ",
+            "./l7rp --listen 127.0.0.1:8080 --backends http://127.0.0.1:9001,http://127.0.0.1:9002 --more & ",
             "./l7rp backend --listen 127.0.0.1:9001 --name one & ",
             "for _ in $(seq 10); do curl -fsS -H \"Host: localhost\" http://127.0.0.1:8080/anything;",
         ] {

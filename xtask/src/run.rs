@@ -11,7 +11,7 @@ use crate::root;
 pub(crate) type Done = Result<(), Failed>;
 
 /// What went wrong and what a person can do about it.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Failed {
     what: String,
     advice: String,
@@ -49,6 +49,16 @@ pub(crate) fn step(command: &mut Command, advice: &str) -> Done {
         Ok(status) => Err(Failed::new(format!("`{}`: {status}", written(command)), advice)),
         Err(e) => Err(not_started(command, &e)),
     }
+}
+
+/// What cannot be done here is a failure, or, `where_possible`, told together with what is judged
+/// `instead`.
+pub(crate) fn left_out(where_possible: bool, obstacle: &Failed, instead: &str) -> Done {
+    if !where_possible {
+        return Err(obstacle.clone());
+    }
+    println!("\nLEFT OUT: {obstacle}\n  what is judged instead: {instead}");
+    Ok(())
 }
 
 /// Ports of this machine that nobody has; the same one is not drawn twice.
@@ -110,6 +120,13 @@ mod tests {
         let text = error.to_string();
         assert!(text.contains("`sh -c exit 3`"), "{text}");
         assert!(text.contains("what to do: read the output"), "{text}");
+    }
+
+    #[test]
+    fn an_obstacle_fails_unless_what_is_possible_was_asked_for() {
+        let obstacle = Failed::new("no room", "make some");
+        assert!(left_out(false, &obstacle, "").unwrap_err().to_string().contains("no room"));
+        assert!(left_out(true, &obstacle, "").is_ok());
     }
 
     #[test]

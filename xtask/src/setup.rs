@@ -174,9 +174,9 @@ fn apt_install(missing: &[&System]) -> Done {
     )?;
     let mut install = as_root("env")?;
     install.args(["DEBIAN_FRONTEND=noninteractive", "RUNLEVEL=1"]);
-    // Others may install at the same time, as machines do on their own when they are new.
-    install.args(["apt-get", "-o", "DPkg::Lock::Timeout=300"]);
-    install.args(["install", "-q", "-y", "--no-install-recommends"]);
+    install.args(["apt-get", "install", "-q", "-y", "--no-install-recommends"]);
+    // Somebody else's installation is waited for.
+    install.args(["-o", "DPkg::Lock::Timeout=600"]);
     install.args(missing.iter().map(|tool| tool.package));
     step(&mut install, "install the packages named above by hand, then call this again")?;
     disable_services(missing)

@@ -2,7 +2,7 @@
 //! there ends with them.
 
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use crate::deploy::write;
 use crate::run::{Done, Failed, command, step, succeeds};
@@ -17,34 +17,35 @@ const PROBE: &str = "set -eu; mount -t tmpfs tmpfs /tmp; cd /tmp; mkdir cgroup u
     mount -t overlay overlay -o lowerdir=/etc,upperdir=upper,workdir=work view; mount -t devpts \
     -o newinstance devpts view";
 
-/// Whether there may be such machines here. That there may not is a failure, or, with
-/// `where_possible`, told.
-pub(crate) fn is_possible(where_possible: bool) -> Result<bool, Failed> {
-    let advice = "call it as root (or with sudo), where namespaces and mounts are allowed: a \
-                  container needs --privileged for that";
+/// What keeps such machines from being here.
+pub(crate) fn obstacle() -> Option<Failed> {
     let mut probe = match setup::as_root("unshare") {
         Ok(unshare) => unshare,
         Err(_) => command("false"),
     };
     let all = ["--mount", "--pid", "--fork", "--net", "--uts", "--ipc", "--cgroup"];
     if succeeds(probe.args(all).args(["sh", "-c", PROBE])) {
-        return Ok(true);
+        return None;
     }
-    let what = "namespaces of its own are not allowed here";
-    if !where_possible {
-        return Err(Failed::new(what, advice));
-    }
-    println!("\nLEFT OUT: {what}, so that nothing was installed and started.\n  {advice}");
-    Ok(false)
+    Some(Failed::new(
+        "namespaces, mounts and control groups of its own are not allowed here",
+        "call it as root (or with sudo), where they are: a container needs --privileged for that",
+    ))
 }
 
 /// Boots a view of `system` and runs `script` there with bash; its output is shown. `folder` is
 /// `/check` for it.
 pub(crate) fn run(system: &Path, folder: &Path, script: &str) -> Done {
+    let advice = "the line with FAILED says what did not come true, and the journal why";
+    step(&mut boot(system, folder, script)?, advice)
+}
+
+/// What does that.
+pub(crate) fn boot(system: &Path, folder: &Path, script: &str) -> Result<Command, Failed> {
     write(&folder.join("script"), script)?;
     // Of the first process, which may not be ours to read later.
     let mut boot = setup::as_root("sh")?;
     boot.arg(root().join("xtask/deploy/boot.sh")).arg("outside");
     boot.args([system, folder]).arg(SECONDS).stdin(Stdio::null());
-    step(&mut boot, "the line with FAILED says what did not come true, and the journal why")
+    Ok(boot)
 }

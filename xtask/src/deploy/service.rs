@@ -8,8 +8,12 @@ use crate::{read, root};
 
 /// The page whose commands are run.
 const PAGE: &str = "docs/src/operating/systemd.md";
-/// What is looked at between them; `#@ SECTION` stands for the commands of a section.
-const STORY: &str = "xtask/deploy/operate.sh";
+/// What is looked at between them, under systemd; `#@ SECTION` stands for the commands of a section.
+pub(crate) const OPERATE: &str = "xtask/deploy/operate.sh";
+/// The same where systemd does not run.
+pub(crate) const BY_HAND: &str = "xtask/deploy/by_hand.sh";
+/// What the stories are told with.
+const WORDS: &str = "xtask/deploy/words.sh";
 const PLACE: &str = "#@ ";
 
 /// Installs `program` on a view of this machine, as the page says, and operates it.
@@ -23,12 +27,12 @@ pub(crate) fn check(program: &Path) -> Done {
     step(command("mkdir").arg("-p").arg(&built), advice)?;
     step(command("cp").arg("-r").arg(root().join("deploy")).arg(&checkout), advice)?;
     step(command("cp").arg(program).arg(built.join("l7rp")), advice)?;
-    machine::run(Path::new("/"), &folder, &script()?)
+    machine::run(Path::new("/"), &folder, &script(OPERATE)?)
 }
 
 /// The story with the page's commands in it.
-pub(crate) fn script() -> Result<String, Failed> {
-    told(&read(STORY)?, &read(PAGE)?)
+pub(crate) fn script(story: &str) -> Result<String, Failed> {
+    told(&(read(WORDS)? + &read(story)?), &read(PAGE)?)
 }
 
 fn told(story: &str, page: &str) -> Result<String, Failed> {
@@ -58,7 +62,7 @@ fn commands(page: &str, section: &str) -> Result<String, Failed> {
     if commands.is_empty() {
         return Err(Failed::new(
             format!("{PAGE} has no section \"{section}\" with commands (```sh)"),
-            format!("if it has been rewritten, {STORY} must follow"),
+            format!("if it has been rewritten, {OPERATE} and {BY_HAND} must follow"),
         ));
     }
     Ok(commands)
@@ -80,9 +84,11 @@ mod tests {
 
     #[test]
     fn every_section_that_is_operated_is_on_the_page() {
-        let script = script().unwrap();
-        assert!(!script.lines().any(|line| line.starts_with(PLACE)), "{script}");
-        assert!(script.contains("\nsystemctl enable --now l7rp\n"), "{script}");
-        assert!(!script.contains("cargo"), "{script}");
+        for story in [OPERATE, BY_HAND] {
+            let script = script(story).unwrap();
+            assert!(!script.lines().any(|line| line.starts_with(PLACE)), "{script}");
+            assert!(script.contains("\nsystemctl enable --now l7rp\n"), "{script}");
+            assert!(!script.contains("cargo"), "{script}");
+        }
     }
 }
