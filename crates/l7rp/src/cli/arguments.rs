@@ -302,7 +302,8 @@ pub struct Backend {
 
 const PATHS: &str = "\
 Paths:
-  /healthz                   204; not counted, and only --flap touches it
+  /healthz                   204, so a probe needs `expected_status: [2xx]`; not counted, and only
+                             --flap touches it
   /echo                      method, target and fields, and the length of the body
   /upload                    reads a body of any size and answers its length
   /bytes?n=SIZE              a body of this size, with Content-Length
