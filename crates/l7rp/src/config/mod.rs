@@ -24,7 +24,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 pub use diff::Diff;
-pub use flags::{bind_address, from_flags};
+pub use flags::{WITHOUT_FILE, bind_address, from_flags};
 pub use plan::Plan;
 pub use view::view;
 pub use wrong::{Refused, Severity, Wrong};
