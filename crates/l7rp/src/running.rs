@@ -18,8 +18,8 @@ use tokio::task::AbortHandle;
 use crate::acme::Acme;
 use crate::admin;
 use crate::clock::Clock;
-use crate::config::Places;
 use crate::config::plan::{Bind, Plan};
+use crate::config::{Places, WITHOUT_FILE};
 use crate::handover::{Offer, Offered, label};
 use crate::live::{Made, Process};
 use crate::observe::event::{Event, Events};
@@ -507,6 +507,7 @@ impl Running {
             routes: snapshot.routes.len(),
             pools: snapshot.pools.len(),
             max_open_files,
+            note: snapshot.plan.probes_on_data.then_some(WITHOUT_FILE),
         });
         self.readiness.begin();
         self.spawn(self.readiness.clone().watch());

@@ -9,6 +9,10 @@ use super::plan::{
 };
 use super::validate::{bind, upstream_url};
 
+/// What is done to backends in this mode, of which the flags say nothing.
+pub const WITHOUT_FILE: &str = "without a file upstreams are probed by GET /healthz every 5 s, and \
+    get requests only while they answer 2xx; for another probe, or none, write a file: l7rp init";
+
 const fn secs(n: u64) -> Duration {
     Duration::from_secs(n)
 }

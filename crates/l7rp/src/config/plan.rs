@@ -329,10 +329,24 @@ pub struct Breaker {
     pub half_open_probes: u32,
     /// Opens after this many failures in a row instead of by ratio; 0: by ratio.
     pub consecutive_failures: u32,
-    /// Statuses that count as failures: ranges, both ends included.
+    /// Statuses that count as failures, as written: ranges, both ends included. What they come to
+    /// is said by [`Breaker::is_failure`].
     pub failure_statuses: Vec<(u16, u16)>,
     /// Statuses of gRPC calls that count as failures.
     pub failure_grpc_statuses: Vec<u8>,
+}
+
+/// What is said of a request (its method, its version) by an upstream that is well.
+const OF_THE_REQUEST: [u16; 2] = [501, 505];
+
+impl Breaker {
+    /// Whether a response with this status counts as a failure. A class leaves out what any client
+    /// can bring about with a request; listed by itself, it counts.
+    pub fn is_failure(&self, status: u16) -> bool {
+        self.failure_statuses.iter().any(|&(from, to)| {
+            (from..=to).contains(&status) && (from == to || !OF_THE_REQUEST.contains(&status))
+        })
+    }
 }
 
 /// Extra tries that a pool may be asked for.

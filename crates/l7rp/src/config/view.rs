@@ -88,12 +88,12 @@ fn digest(secret: &str) -> Value {
     format!("digest:{:016x}", xxh3_64(secret.as_bytes())).into()
 }
 
-/// As the file has them: `503`, `"5xx"`.
 fn grpc_names(statuses: &[u8]) -> Vec<&'static str> {
     statuses.iter().filter_map(|status| grpc::STATUSES.get(usize::from(*status)).copied()).collect()
 }
 
-fn statuses(ranges: &[(u16, u16)]) -> Vec<Value> {
+/// As the file has them: `503`, `"5xx"`.
+pub(crate) fn statuses(ranges: &[(u16, u16)]) -> Vec<Value> {
     let one = |&(first, last): &(u16, u16)| match (first, last) {
         _ if first == last => first.into(),
         _ if first % 100 == 0 && last == first + 99 => format!("{}xx", first / 100).into(),

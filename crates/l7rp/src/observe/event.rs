@@ -54,6 +54,9 @@ pub enum Event {
         routes: usize,
         pools: usize,
         max_open_files: u64,
+        /// What nobody has written and whoever started it should know.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        note: Option<&'static str>,
     },
     UpstreamResolved {
         pool: String,

@@ -184,13 +184,14 @@ impl Lineage {
     /// Tells of a change; or, where there is none, why a new upstream stays out.
     fn health_changed(&self, upstream: &Upstream, before: bool, eligible: bool, why: String) {
         let word = |eligible| if eligible { "eligible" } else { "ineligible" };
-        if before != eligible {
+        let is_first = before == eligible;
+        if !is_first {
             upstream.transitions.health(word(eligible), &why);
         }
         self.events.emit(&Event::UpstreamHealthChanged {
             pool: self.name.clone(),
             upstream: upstream.url.clone(),
-            from: word(before),
+            from: if is_first { "new" } else { word(before) },
             to: word(eligible),
             why,
         });

@@ -21,8 +21,8 @@ pub enum Obstacle {
     Drained,
     /// Its name has no address.
     Unresolved,
-    /// Its health checks, or what passes for them: why, if they have said.
-    Unhealthy(Option<String>),
+    /// Its health checks, or what passes for them, for this reason.
+    Unhealthy(String),
     /// An operator has forced its breaker open.
     Forced,
     /// Its breaker is open, for so long.
@@ -56,8 +56,7 @@ impl fmt::Display for Obstacle {
         match self {
             Self::Drained => f.write_str("drained by an operator"),
             Self::Unresolved => f.write_str("name not resolved"),
-            Self::Unhealthy(Some(why)) => write!(f, "health checks: {why}"),
-            Self::Unhealthy(None) => f.write_str("health checks: no verdict yet"),
+            Self::Unhealthy(why) => write!(f, "health checks: {why}"),
             Self::Forced => f.write_str("breaker forced open by an operator"),
             Self::BreakerOpen(left) => {
                 write!(f, "breaker open for another {:.1} s", left.as_secs_f64())
@@ -82,7 +81,7 @@ impl Pool {
             return Some(Obstacle::Unresolved);
         }
         if !standing.is_healthy() {
-            return Some(Obstacle::Unhealthy(standing.out_for.clone()));
+            return Some(Obstacle::Unhealthy(standing.why_unhealthy()));
         }
         drop(standing);
         if !upstream.breaker.admits(now) {
@@ -106,8 +105,13 @@ impl Pool {
     pub fn refusals(&self, tried: &Tried, now: Nanos) -> Vec<Refusal<'_>> {
         let untried = self.upstreams.iter().enumerate().filter(|(ix, _)| !tried.contains(*ix));
         let refused = untried.filter_map(|(ix, upstream)| {
-            let why = self.obstacle(ix, now)?.word();
-            Some(Refusal { url: &upstream.url, why })
+            let obstacle = self.obstacle(ix, now)?;
+            let why = obstacle.word();
+            let cause = match obstacle {
+                Obstacle::Unhealthy(cause) => Some(cause),
+                _ => None,
+            };
+            Some(Refusal { url: &upstream.url, why, cause })
         });
         refused.take(MOST_REFUSALS).collect()
     }

@@ -356,8 +356,7 @@ impl Pool {
     /// Whether a response with `status` counts as a failure.
     pub fn is_failure(&self, status: Status) -> bool {
         let breaker = &self.plan.breaker;
-        let within = |&(from, to): &(u16, u16)| (from..=to).contains(&status.http);
-        breaker.failure_statuses.iter().any(within)
+        breaker.is_failure(status.http)
             || status.grpc.is_some_and(|grpc| breaker.failure_grpc_statuses.contains(&grpc))
     }
 

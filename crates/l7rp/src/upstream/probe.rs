@@ -18,6 +18,7 @@ use super::pool::Upstream;
 use super::upkeep::Orders;
 use crate::clock::Clock;
 use crate::config::plan::{self, ActiveHealth, HostHeader};
+use crate::config::view::statuses;
 use crate::stream::Stream;
 
 /// First probes of a pool's upstreams are this far apart, so that a start is no burst.
@@ -51,6 +52,14 @@ impl Checks {
             env!("CARGO_PKG_VERSION"),
         );
         Some(Self { plan, request })
+    }
+
+    /// The statuses of good answers, for people.
+    pub(super) fn expected(&self) -> String {
+        let words = statuses(&self.plan.expected_status);
+        let words =
+            words.iter().map(|one| one.as_str().map_or_else(|| one.to_string(), str::to_owned));
+        words.collect::<Vec<_>>().join(" or ")
     }
 
     /// Whether an answer to the one says what an answer to the other would: how often and how

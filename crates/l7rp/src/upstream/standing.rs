@@ -88,6 +88,23 @@ impl Standing {
         self.resolved && !self.drained && self.is_healthy()
     }
 
+    /// Why it is not healthy, as far as anybody has found out.
+    pub(super) fn why_unhealthy(&self) -> String {
+        let bad_probe = self.last_probe.as_ref().filter(|probe| !probe.good);
+        let (before, why) = match (&self.out_for, bad_probe) {
+            (Some(why), _) => ("", why),
+            (None, Some(probe)) => ("no verdict yet, last probe ", &probe.why),
+            (None, None) => return "no verdict yet".to_owned(),
+        };
+        // A status is bad only beside the ones that were asked for.
+        match &self.checked {
+            Some((checks, _)) if why.starts_with("status:") => {
+                format!("{before}{why}, expected {}", checks.expected())
+            }
+            _ => format!("{before}{why}"),
+        }
+    }
+
     /// Whether probes, if there are any, say so.
     pub(super) fn is_healthy(&self) -> bool {
         self.checked.as_ref().is_none_or(|(_, health)| health.is_eligible())

@@ -95,7 +95,7 @@ fn what_is_long_ago_does_not_count() {
 fn what_the_client_got_wrong_never_counts() {
     let origin = Origin::start(reply::told);
     let proxy = over(&[&origin]).pool(TOUCHY).start();
-    let all = [200, 204, 301, 304, 400, 401, 403, 404, 405, 408, 413, 421, 429, 451, 499];
+    let all = [200, 204, 301, 304, 400, 401, 403, 404, 405, 408, 413, 421, 429, 451, 499, 501, 505];
     told(&proxy, &origin, &all.repeat(3));
     nobody_is_blamed(&proxy);
     quiet(&proxy);
@@ -115,6 +115,18 @@ fn which_statuses_are_failures_is_said_in_the_file() {
         assert_eq!(proxy.get(&format!("/{failure}")).status(), failure);
         becomes(&proxy, &origin, OPEN);
     }
+}
+
+#[test]
+fn what_speaks_of_the_request_counts_if_it_is_listed() {
+    let origin = Origin::start(reply::told);
+    let keys = "consecutive_failures: 1, failure_statuses: [5xx, 501]";
+    let proxy = over(&[&origin]).pool(&breaker(keys)).start();
+    assert_eq!(proxy.get("/505").status(), 505);
+    judged(&proxy, 1);
+    nobody_is_blamed(&proxy);
+    assert_eq!(proxy.get("/501").status(), 501);
+    becomes(&proxy, &origin, OPEN);
 }
 
 #[test]

@@ -73,6 +73,35 @@ fn status_tells_what_is_in_force_and_how_it_goes() {
 }
 
 #[test]
+fn why_is_told_before_there_is_a_verdict_and_after() {
+    let origin = Origin::start(|call| {
+        call.send("HTTP/1.1 204 Well\r\n\r\n");
+        l7rp_testkit::Then::Next
+    });
+    let why = |of: &Proxy| status(of)["pools"][0]["upstreams"][0]["why_not"].clone();
+    for (keys, words) in [
+        ("interval: 1h", "no verdict yet, last probe status:204, expected 200"),
+        (
+            "interval: 1h, unhealthy_threshold: 1, expected_status: [200, 3xx]",
+            "status:204, expected 200 or 3xx",
+        ),
+    ] {
+        let proxy = over(&[&origin]).pool(&format!("health: {{ active: {{ {keys} }} }}")).start();
+        eventually(SOON, || why(&proxy) == format!("health checks: {words}"));
+    }
+}
+
+/// Nothing has changed then: the verdict is the news.
+#[test]
+fn a_first_verdict_that_is_bad_is_told() {
+    let origin = Origin::refusing();
+    let proxy = over(&[&origin]).pool("health: { active: { unhealthy_threshold: 1 } }").start();
+    let event = proxy.wait_for_event("upstream_health_changed", |_| true, SOON);
+    assert_eq!((&event["from"], &event["to"]), (&"new".into(), &"ineligible".into()));
+    assert_eq!(event["why"], "connect_refused");
+}
+
+#[test]
 fn status_has_what_its_schema_says_and_no_more() {
     let (up, down) = (Origin::start(reply::name("x")), Origin::refusing());
     let proxy = mixed(&up, &down);

@@ -99,6 +99,19 @@ fn the_health_of_a_backend_is_any_2xx_and_short() {
 }
 
 #[test]
+fn the_probe_is_told_at_the_start() {
+    let origin = Origin::start(reply::name("x"));
+    let note = |proxy: &Proxy| proxy.events("proxy_started")[0]["note"].clone();
+    let without = note(&proxy_of(&[&origin.url()], &[]));
+    let without = without.as_str().expect("it is there");
+    assert!(
+        without.contains("GET /healthz every 5 s") && without.contains("l7rp init"),
+        "{without}"
+    );
+    assert_eq!(note(&crate::setup::over(&[&origin]).start()), Value::Null);
+}
+
+#[test]
 fn requests_take_turns() {
     let (one, two) = (Backend::start("one", &[]), Backend::start("two", &[]));
     let proxy = serving(&[&one, &two], &[]);

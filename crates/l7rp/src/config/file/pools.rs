@@ -318,7 +318,8 @@ pub struct CircuitBreaker {
     pub half_open_probes: i64,
     /// Opens after this many failures in a row instead of by ratio; 0: by ratio.
     pub consecutive_failures: u32,
-    /// Statuses that count as failures: numbers, or classes like "5xx".
+    /// Statuses that count as failures: numbers, or classes like "5xx". A class leaves out 501 and
+    /// 505, which speak of the request; whoever wants them lists them, `["5xx", 501]`.
     pub failure_statuses: Vec<StatusSpec>,
     /// Statuses of gRPC calls that count as failures, like "UNAVAILABLE".
     pub failure_grpc_statuses: Vec<String>,

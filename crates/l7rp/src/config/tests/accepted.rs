@@ -106,6 +106,28 @@ fn any_number_of_values_may_be_blank() {
 }
 
 #[test]
+fn a_class_of_failures_leaves_out_what_speaks_of_the_request() {
+    let counted = |keys: &str| {
+        let plan = accepted(&pool(&format!("circuit_breaker: {{ {keys} }}"))).plan;
+        (400..=599).filter(|&status| plan.pools[0].breaker.is_failure(status)).collect::<Vec<_>>()
+    };
+    let without = |left_out: &[u16]| {
+        (500..=599).filter(|status| !left_out.contains(status)).collect::<Vec<_>>()
+    };
+    for (keys, want) in [
+        ("", without(&[501, 505])),
+        ("failure_statuses: [5xx]", without(&[501, 505])),
+        ("failure_statuses: [5xx, 501]", without(&[505])),
+        ("failure_statuses: [505, 5xx, 501]", without(&[])),
+        ("failure_statuses: [429, 501, 503]", vec![429, 501, 503]),
+        ("failure_statuses: [4xx]", (400..=499).collect()),
+        ("failure_statuses: []", vec![]),
+    ] {
+        assert_eq!(counted(keys), want, "{keys}");
+    }
+}
+
+#[test]
 fn the_quick_start_works() {
     let plan = accepted(
         "listeners:
