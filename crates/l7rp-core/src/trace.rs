@@ -102,7 +102,8 @@ impl Trace {
         let mut text = *b"00-00000000000000000000000000000000-0000000000000000-00";
         text[3..35].copy_from_slice(&hex::long_digits(self.id));
         text[36..52].copy_from_slice(&hex::digits(span));
-        text[53..].copy_from_slice(&hex::digits(u64::from(self.flags))[14..]);
+        // Two bits at most.
+        text[54] = b'0' + self.flags;
         text
     }
 }
