@@ -48,6 +48,7 @@ fn a_good_file_is_checked_in_one_line() {
         format!("-check -config={path}"),
         format!("--check --no-files --config {path}"),
         format!("check {path}"),
+        format!("check --config {path}"),
     ] {
         let (code, out, err) = output(&line);
         assert_eq!(code, Some(0), "{line}");

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::RangedU64ValueParser;
-use clap::{ArgAction, Args, Parser, Subcommand};
+use clap::{ArgAction, ArgGroup, Args, Parser, Subcommand};
 
 use super::ask::Instance;
 use super::init::Init;
@@ -48,7 +48,7 @@ pub struct Arguments {
 #[derive(Args, Clone, Debug)]
 pub struct Serve {
     /// Configuration file
-    #[arg(long, value_name = "FILE", default_value = "/etc/l7rp/config.yaml")]
+    #[arg(long, value_name = "FILE", default_value = CONFIG)]
     pub config: PathBuf,
     /// Check the configuration and start nothing
     // `check` in the list of commands names it.
@@ -136,12 +136,16 @@ pub enum Command {
 #[derive(Args, Clone, Debug)]
 #[command(
     after_help = "Exit codes: 0 all is well, 2 wrong usage or configuration, 4 something is \
-                        told, with --lint only."
+                        told, with --lint only.",
+    group = ArgGroup::new("which").required(true)
 )]
 pub struct Check {
     /// Configuration file
-    #[arg(value_name = "FILE")]
-    pub file: PathBuf,
+    #[arg(value_name = "FILE", group = "which")]
+    pub file: Option<PathBuf>,
+    /// The same, as a flag
+    #[arg(long, value_name = "FILE", group = "which")]
+    pub config: Option<PathBuf>,
     /// Do not look at certificates and keys, as they may be elsewhere
     #[arg(long)]
     pub no_files: bool,
@@ -158,8 +162,11 @@ pub struct Check {
 #[command(after_help = "Exit codes: 0 nothing changes, 4 something changes, 1 the running \
                         instance cannot be asked,\n2 wrong usage or configuration.")]
 pub struct Plan {
+    /// The same as --config
+    #[arg(value_name = "FILE", conflicts_with = "config")]
+    pub file: Option<PathBuf>,
     /// Configuration file that would be loaded
-    #[arg(long, value_name = "FILE", default_value = "/etc/l7rp/config.yaml")]
+    #[arg(long, value_name = "FILE", default_value = CONFIG)]
     pub config: PathBuf,
     /// What is in force: a file, or http://HOST:PORT, the admin address of a running instance
     /// [default: the admin address in the configuration]
@@ -191,7 +198,7 @@ pub struct Explain {
     /// The request's URL, or its path alone
     pub url: String,
     /// Configuration file
-    #[arg(long, value_name = "FILE", default_value = "/etc/l7rp/config.yaml")]
+    #[arg(long, value_name = "FILE", default_value = CONFIG)]
     pub config: PathBuf,
     /// Ask the running instance at this admin address: http://HOST:PORT or `unix:/PATH`
     #[arg(long, value_name = "URL", conflicts_with = "config")]
@@ -252,6 +259,8 @@ pub struct Healthcheck {
 }
 
 /// Where an instance is asked unless its configuration or flags say otherwise.
+/// The file that is meant unless one is named.
+pub const CONFIG: &str = "/etc/l7rp/config.yaml";
 const ADMIN: &str = "http://127.0.0.1:9090";
 
 /// `l7rp backend`

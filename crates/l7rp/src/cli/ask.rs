@@ -59,7 +59,7 @@ impl FromStr for Instance {
         if let Some(path) = text.strip_prefix("unix:/") {
             return Ok(Self::Unix(format!("/{path}").into()));
         }
-        let address = text.strip_prefix("http://").ok_or(NO_INSTANCE)?;
+        let address = text.strip_prefix("http://").unwrap_or(text);
         let address = address.strip_suffix('/').unwrap_or(address);
         match address.rsplit_once(':').map(|(host, port)| (host, port.parse::<u16>())) {
             Some((host, Ok(1..))) if !host.is_empty() && !host.contains(['/', '@']) => {
@@ -70,7 +70,7 @@ impl FromStr for Instance {
     }
 }
 
-const NO_INSTANCE: &str = "write http://HOST:PORT or unix:/PATH, an admin address";
+const NO_INSTANCE: &str = "write http://HOST:PORT, HOST:PORT or unix:/PATH, an admin address";
 
 impl Instance {
     /// The JSON object at `path`, if it has `key`. An error says why there is none.

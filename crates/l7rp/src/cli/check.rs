@@ -1,9 +1,10 @@
 //! `l7rp --check` and `l7rp check`: reads a configuration and starts nothing.
 
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use super::FOUND;
-use super::arguments::{Check, Serve};
+use super::arguments::{CONFIG, Check, Serve};
 use super::serve::{Read, read};
 use super::terminal::{color, note, print, wrong};
 use crate::config::{self, Files, Plan, Severity};
@@ -18,9 +19,10 @@ pub(super) fn of_flags(flags: &Serve) -> ExitCode {
     }
 }
 
-/// With `check FILE`.
+/// With `check FILE` or `check --config FILE`; clap has seen to it that it is one of them.
 pub(super) fn file(asked: &Check) -> ExitCode {
-    match config::load(&asked.file, files(asked.no_files)) {
+    let path = asked.file.as_ref().or(asked.config.as_ref());
+    match config::load(path.map_or(Path::new(CONFIG), PathBuf::as_path), files(asked.no_files)) {
         Ok(loaded) => {
             let not_yet = loaded.render_not_yet(Severity::Warning, color());
             let lint = if asked.lint { loaded.render_lint(color()) } else { String::new() };
@@ -57,8 +59,6 @@ fn summary(plan: &Plan) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use super::*;
     use crate::config::{Source, parse};
 

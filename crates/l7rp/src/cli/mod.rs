@@ -164,6 +164,8 @@ mod tests {
             "l7rp init --backend http://a --tls a,b --health-path /up --algorithm ip-hash",
             "l7rp check --no-files a.yaml",
             "l7rp check -lint a.yaml",
+            "l7rp check --config a.yaml --no-files",
+            "l7rp plan a.yaml --against b.yaml",
             "l7rp --config a.yaml --check --lint",
             "l7rp plan",
             "l7rp plan --config a.yaml --against b.yaml --json --no-files",
@@ -180,6 +182,7 @@ mod tests {
             "l7rp load -X PUT -H A:b -H C:d --body-size 16KiB --chunked --hold 9 http://a",
             "l7rp load -http2 -streams 4 -cacert ca.pem https://a",
             "l7rp status",
+            "l7rp status --admin 127.0.0.1:9090",
             "l7rp status -admin=unix:/run/l7rp.sock --json",
             "l7rp top --admin http://[::1]:9090 --interval 500ms",
             "l7rp healthcheck",
@@ -189,6 +192,14 @@ mod tests {
             "l7rp man",
         ] {
             assert_eq!(code(line), 0, "{line}: {}", read(line).unwrap_err());
+        }
+    }
+
+    #[test]
+    fn a_file_is_named_once() {
+        for line in ["l7rp check a.yaml --config a.yaml", "l7rp plan a.yaml --config a.yaml"] {
+            let e = read(line).expect_err(line);
+            assert!(e.exit_code() == 2 && e.to_string().contains("--config"), "{line}: {e}");
         }
     }
 
@@ -216,7 +227,7 @@ mod tests {
             ("l7rp init --backend http://a --algorithm random", "round-robin"),
             ("l7rp init --backend http://a --rate-limit 0", "1..=1000000"),
             ("l7rp check", "FILE"),
-            ("l7rp plan a.yaml", "a.yaml"),
+            ("l7rp plan a.yaml b.yaml", "b.yaml"),
             ("l7rp plan --against https://a:9090", "http://HOST:PORT"),
             ("l7rp plan --against http://a", "http://HOST:PORT"),
             ("l7rp plan --against http://:9090", "http://HOST:PORT"),
@@ -226,7 +237,7 @@ mod tests {
             ("l7rp explain --config a.yaml --admin http://a:1 /", "--admin"),
             ("l7rp explain --admin https://a:1 /", "http://HOST:PORT"),
             ("l7rp explain --client localhost /", "--client"),
-            ("l7rp status --admin 127.0.0.1:9090", "http://HOST:PORT"),
+            ("l7rp status --admin ftp://127.0.0.1:9090", "http://HOST:PORT"),
             ("l7rp healthcheck --admin localhost", "http://HOST:PORT"),
             ("l7rp top --interval 1ms", "100ms"),
             ("l7rp demo --config a.yaml", "--config"),

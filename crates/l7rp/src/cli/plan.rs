@@ -16,7 +16,7 @@ use crate::config::plan::Bind;
 use crate::config::{self, Diff, Loaded, Severity};
 
 pub(super) fn run(asked: &Plan) -> ExitCode {
-    let new = match load(&asked.config, asked.no_files) {
+    let new = match load(asked.file.as_ref().unwrap_or(&asked.config), asked.no_files) {
         Ok(loaded) => loaded,
         Err(code) => return code,
     };
