@@ -200,7 +200,8 @@ pub struct Explain {
     /// Configuration file
     #[arg(long, value_name = "FILE", default_value = CONFIG)]
     pub config: PathBuf,
-    /// Ask the running instance at this admin address: http://HOST:PORT or `unix:/PATH`
+    /// Ask the running instance at this admin address: http://HOST:PORT or `unix:/PATH`; not
+    /// together with --config, as it has its own configuration
     #[arg(long, value_name = "URL", conflicts_with = "config")]
     pub admin: Option<Instance>,
     /// Method [default: GET]
@@ -258,9 +259,9 @@ pub struct Healthcheck {
     pub ready: bool,
 }
 
-/// Where an instance is asked unless its configuration or flags say otherwise.
 /// The file that is meant unless one is named.
 pub const CONFIG: &str = "/etc/l7rp/config.yaml";
+/// Where an instance is asked unless its configuration or flags say otherwise.
 const ADMIN: &str = "http://127.0.0.1:9090";
 
 /// `l7rp backend`
