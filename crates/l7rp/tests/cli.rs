@@ -100,10 +100,15 @@ fn what_cannot_be_meant_is_told_if_asked_for() {
             assert_eq!(told.is_empty(), says.is_empty(), "{line}: {told}");
         }
     }
-    // Otherwise it is not.
-    let quiet = (Some(0), ok.to_owned(), String::new());
-    assert_eq!(output(&format!("check {weight}")), quiet);
-    assert_eq!(output(&format!("--check --config {weight}")), quiet);
+    // Otherwise it is not, but for weights that are not heeded.
+    for line in [format!("check {weight}"), format!("--check --config {weight}")] {
+        let (code, printed, told) = output(&line);
+        assert_eq!((code, printed.as_str()), (Some(0), ok), "{line}: {told}");
+        assert!(told.contains(pointless), "{line}: {told}");
+    }
+    let (code, printed, told) = output(&format!("check --config {both}"));
+    assert_eq!((code, printed.as_str()), (Some(0), ok), "{told}");
+    assert!(told.contains(unused) && !told.contains(alone), "{told}");
 }
 
 #[test]

@@ -25,7 +25,7 @@ pub(super) fn file(asked: &Check) -> ExitCode {
     match config::load(path.map_or(Path::new(CONFIG), PathBuf::as_path), files(asked.no_files)) {
         Ok(loaded) => {
             let not_yet = loaded.render_not_yet(Severity::Warning, color());
-            let lint = if asked.lint { loaded.render_lint(color()) } else { String::new() };
+            let lint = loaded.render_lint(asked.lint, color());
             let warnings = loaded.render_warnings(color());
             report(&loaded.plan, &[&warnings, &not_yet, &lint], asked.lint)
         }

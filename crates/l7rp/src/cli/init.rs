@@ -112,7 +112,7 @@ fn made(asked: &Init) -> Result<String, String> {
         .map_err(|refused| refused.render(color()))?;
     let told = loaded.render_warnings(color())
         + &loaded.render_not_yet(Severity::Error, color())
-        + &loaded.render_lint(color());
+        + &loaded.render_lint(true, color());
     if told.is_empty() { Ok(source.text) } else { Err(told) }
 }
 
@@ -150,7 +150,7 @@ mod tests {
         let source = Source { name: "x".to_owned(), text: text.to_owned() };
         let loaded = config::parse(&source, Path::new(""), Files::Ignore);
         let loaded = loaded.unwrap_or_else(|e| panic!("{}\n{text}", e.render(false)));
-        let told = loaded.render_warnings(false) + &loaded.render_lint(false);
+        let told = loaded.render_warnings(false) + &loaded.render_lint(true, false);
         assert_eq!(told, "", "{text}");
         loaded
     }

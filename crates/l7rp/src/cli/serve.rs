@@ -107,7 +107,7 @@ fn from_file(flags: &Serve, files: Files, severity: Severity) -> Result<Read, Un
             warning_lines: loaded.warning_lines(),
             not_yet: loaded.render_not_yet(severity, color()),
             not_yet_lines: loaded.not_yet_lines(),
-            lint: if flags.lint { loaded.render_lint(color()) } else { String::new() },
+            lint: if flags.check { loaded.render_lint(flags.lint, color()) } else { String::new() },
             places: loaded.places,
             plan: loaded.plan,
         }),

@@ -32,6 +32,9 @@ pub fn lint(plan: &Plan, tree: &Tree) -> Vec<Wrong> {
     lint.found
 }
 
+/// How the rule about weights that nobody heeds is written behind its message.
+pub const UNUSED_WEIGHT: &str = "[unused-weight]";
+
 /// The state of looking.
 struct Lint<'a> {
     plan: &'a Plan,

@@ -113,9 +113,12 @@ impl Loaded {
             .map_or_else(|wrong| vec![wrong], |(tree, _)| lint::lint(&self.plan, &tree))
     }
 
-    /// The same, for people; empty if there is nothing.
-    pub fn render_lint(&self, color: bool) -> String {
-        self.render(&self.lint(), Severity::Warning, color)
+    /// The same, for people; empty if there is nothing. `all`: and not only what is worth a word
+    /// to whoever asked for none: shares that were asked for, and are not heeded.
+    pub fn render_lint(&self, all: bool, color: bool) -> String {
+        let mut found = self.lint();
+        found.retain(|wrong| all || wrong.message.ends_with(lint::UNUSED_WEIGHT));
+        self.render(&found, Severity::Warning, color)
     }
 
     /// The warnings, for a log: a line for each.
