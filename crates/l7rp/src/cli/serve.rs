@@ -1,13 +1,14 @@
 //! `l7rp`: serves what a file or the flags describe.
 
 use std::fmt::Write;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use super::arguments::Serve;
+use super::arguments::{CONFIG, Serve};
 use super::terminal::{color, note, wrong};
 use crate::config::plan::Tracing;
-use crate::config::{self, Files, Places, Plan, Severity};
+use crate::config::{self, Files, LoadError, Places, Plan, Severity};
 use crate::lifecycle::{self, Fresh, Task};
 
 pub(super) fn run(flags: &Serve) -> ExitCode {
@@ -111,7 +112,20 @@ fn from_file(flags: &Serve, files: Files, severity: Severity) -> Result<Read, Un
             places: loaded.places,
             plan: loaded.plan,
         }),
-        Err(e) => Err(Unusable { text: e.render(color()), lines: e.lines() }),
+        Err(e) => {
+            let text = e.render(color()) + help(&flags.config, &e);
+            Err(Unusable { text, lines: e.lines() })
+        }
+    }
+}
+
+/// For those who have named no file, and have none.
+fn help(path: &Path, e: &LoadError) -> &'static str {
+    match e {
+        LoadError::Unreadable(_) if path == Path::new(CONFIG) => {
+            "help: write one with `l7rp init`, name one with --config, or try `l7rp demo`\n"
+        }
+        _ => "",
     }
 }
 
@@ -130,4 +144,16 @@ fn without_file(flags: &Serve, backends: &str) -> Result<Read, Unusable> {
         not_yet_lines: Vec::new(),
         lint: String::new(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_has_no_file_and_named_none_is_helped() {
+        let unreadable = LoadError::Unreadable("no such file".to_owned());
+        assert!(help(Path::new(CONFIG), &unreadable).contains("l7rp demo"));
+        assert_eq!(help(Path::new("mine.yaml"), &unreadable), "");
+    }
 }
