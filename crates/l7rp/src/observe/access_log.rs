@@ -252,6 +252,9 @@ fn explain(out: &mut Vec<u8>, e: &Entry<'_>) {
     list(out, key!("not_tried"), e.refused, |out, one| {
         text(out, key!("upstream"), one.url.as_bytes());
         text(out, key!("why"), one.why.as_bytes());
+        if let Some(cause) = &one.cause {
+            text(out, key!("cause"), cause.as_bytes());
+        }
     });
     if !e.stop.is_empty() {
         text(out, key!("no_retry"), e.stop.as_bytes());
@@ -475,7 +478,10 @@ mod tests {
             Try { ended: Some((End::Lost, Duration::from_millis(1))), is_hedge: true, ..TRY },
             Try { ended: None, link: None, ..TRY },
         ];
-        let refused = [Refusal { url: "http://b", why: "breaker_open" }];
+        let refused = [
+            Refusal { url: "http://b", why: "breaker_open", cause: None },
+            Refusal { url: "http://c", why: "unhealthy", cause: Some("status:404".to_owned()) },
+        ];
         let explained = Entry {
             status: 502,
             refused: &refused,
@@ -491,7 +497,8 @@ mod tests {
             {\"upstream\":\"http://127.0.0.1:9001\",\"error\":\"lost_race\",\"ms\":1.000,\
             \"conn_reused\":true,\"conn_age_ms\":1.500,\"hedge\":true},\
             {\"upstream\":\"http://127.0.0.1:9001\",\"error\":\"not_ended\"}],\
-            \"not_tried\":[{\"upstream\":\"http://b\",\"why\":\"breaker_open\"}],\
+            \"not_tried\":[{\"upstream\":\"http://b\",\"why\":\"breaker_open\"},\
+            {\"upstream\":\"http://c\",\"why\":\"unhealthy\",\"cause\":\"status:404\"}],\
             \"no_retry\":\"budget\"}\n";
         assert!(line.ends_with(expected), "{line}");
         assert!(serde_json::from_str::<serde_json::Value>(&line).is_ok());

@@ -50,10 +50,12 @@ pub struct Link {
 }
 
 /// An upstream that a request could not go to, and why.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal<'a> {
     /// Its URL, as configured.
     pub url: &'a str,
     /// One of a few words.
     pub why: &'static str,
+    /// What has made it so, where the word does not say it.
+    pub cause: Option<String>,
 }

@@ -105,8 +105,13 @@ impl Pool {
     pub fn refusals(&self, tried: &Tried, now: Nanos) -> Vec<Refusal<'_>> {
         let untried = self.upstreams.iter().enumerate().filter(|(ix, _)| !tried.contains(*ix));
         let refused = untried.filter_map(|(ix, upstream)| {
-            let why = self.obstacle(ix, now)?.word();
-            Some(Refusal { url: &upstream.url, why })
+            let obstacle = self.obstacle(ix, now)?;
+            let why = obstacle.word();
+            let cause = match obstacle {
+                Obstacle::Unhealthy(cause) => Some(cause),
+                _ => None,
+            };
+            Some(Refusal { url: &upstream.url, why, cause })
         });
         refused.take(MOST_REFUSALS).collect()
     }

@@ -5,10 +5,10 @@
 
 use std::io::{Read, Write};
 
-use l7rp_testkit::{Origin, Proxy, Then, Value, let_pass, reply};
+use l7rp_testkit::{Origin, Proxy, SOON, Then, Value, let_pass, reply};
 use serde_json::json;
 
-use crate::setup::{Setup, assert_counts, get, over, post};
+use crate::setup::{Setup, get, over, post};
 use crate::tls_kit::{Ca, upstream};
 use crate::tls_upstream::trusting;
 use crate::tries::NEVER_OPENS;
@@ -278,13 +278,15 @@ fn nobody_is_well() {
     });
     let health = "health: { active: { path: /healthz, interval: 100ms, timeout: 90ms } }";
     let proxy = over(&[&origin]).pool(health).start();
-    assert_counts(&proxy, "proxy_upstream_eligible", &[], 0.0);
+    proxy.wait_for_event("upstream_health_changed", |e| e["to"] == "ineligible", SOON);
     assert_eq!(proxy.get("/").status(), 503);
     assert_eq!(
         told(&proxy, "/", &[&origin]),
         json!({
             "status": 503, "route": "r", "pool": "b", "reason": "no_upstream",
-            "not_tried": [{ "upstream": "A", "why": "unhealthy" }],
+            "not_tried": [
+                { "upstream": "A", "why": "unhealthy", "cause": "status:500, expected 200" },
+            ],
         })
     );
 }

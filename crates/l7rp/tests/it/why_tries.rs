@@ -229,9 +229,13 @@ fn one_of_three(keys: &str) -> (Proxy, Option<Origin>, Vec<String>) {
     crate::setup::assert_counts(&proxy, "proxy_upstream_eligible", &[], 2.0);
     assert_eq!(proxy.get("/open").status(), 500);
     becomes(&proxy, &second, OPEN);
+    eventually(SOON, || proxy.ask_admin("/status").text().contains("status:500"));
     drop((second, third));
     (proxy, Some(first), urls)
 }
+
+/// Its first probe was bad, and the next is far away.
+const UNJUDGED: &str = "no verdict yet, last probe status:500, expected 200";
 
 #[test]
 fn nobody_is_left() {
@@ -247,7 +251,7 @@ fn nobody_is_left() {
             "tries": [{ "upstream": "A", "error": "connect_refused" }],
             "not_tried": [
                 { "upstream": "B", "why": "breaker_open" },
-                { "upstream": "C", "why": "unhealthy" },
+                { "upstream": "C", "why": "unhealthy", "cause": UNJUDGED },
             ],
             "no_retry": "no_upstream",
         })
@@ -269,7 +273,7 @@ fn nobody_else_is_left() {
             ],
             "not_tried": [
                 { "upstream": "B", "why": "breaker_open" },
-                { "upstream": "C", "why": "unhealthy" },
+                { "upstream": "C", "why": "unhealthy", "cause": UNJUDGED },
             ],
             "no_retry": "attempts",
         })
