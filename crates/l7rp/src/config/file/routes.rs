@@ -138,7 +138,8 @@ pub struct MiddlewareItem {
 pub struct RateLimitSection {
     /// Whether each client has its own rate.
     pub scope: Scope,
-    /// Requests a second, of each client or (with `per-route`) of all together. May have a fraction.
+    /// Requests a second, of each client or, in spite of the name, of all together with
+    /// `scope: per-route`. May have a fraction.
     pub per_ip_rps: f64,
     /// Requests that may come at once after a silence.
     #[schemars(range(min = 1))]
