@@ -9,8 +9,8 @@ use crate::cli::terminal::visible;
 use crate::config::Diff;
 use crate::config::diff::{Change, Changed};
 
-/// Characters of a value that are shown.
-const WIDTH: usize = 60;
+/// Characters of a value that are shown: a section whole, not the order of a thousand routes.
+const WIDTH: usize = 600;
 /// Characters shown before the place where two long values differ.
 const CONTEXT: usize = 10;
 
@@ -210,7 +210,7 @@ workers: 2
 
     #[test]
     fn each_change_has_a_line_and_says_what_it_means() {
-        let active = r#"{"expected_status":[200],"healthy_threshold":2,"interval":"2…"#;
+        let active = r#"{"expected_status":[200],"healthy_threshold":2,"interval":"2s","method":"GET","path":"/up","timeout":"1s","unhealthy_threshold":3}"#;
         let expected = format!(
             "~ listener web (bound before the old address is drained)
     bind: 127.0.0.1:1 → 127.0.0.1:3
@@ -250,13 +250,13 @@ workers: 2
 
     #[test]
     fn values() {
-        let (long, longer) = ("x".repeat(70), "x".repeat(80));
+        let (long, longer) = ("x".repeat(WIDTH + 10), "x".repeat(WIDTH + 20));
         for (from, to, expected) in [
             (json!(null), json!("a"), "none → a".to_owned()),
             (json!(""), json!("a b"), "\"\" → \"a b\"".to_owned()),
             (json!(1.5), json!([1, "b"]), "1.5 → [1,\"b\"]".to_owned()),
             (json!("\u{1b}[2J"), json!("\u{9b}x\n"), "\\u{1b}[2J → \"\\u{9b}x\\n\"".to_owned()),
-            (json!(long), json!("y"), format!("{}… → y", "x".repeat(60))),
+            (json!(long), json!("y"), format!("{}… → y", "x".repeat(WIDTH))),
             (json!(long), json!(longer), format!("…{} → …{}", "x".repeat(10), "x".repeat(20))),
         ] {
             assert_eq!(from_to(&Change { key: "k".into(), from, to }), format!("k: {expected}"));
