@@ -114,7 +114,13 @@ rm -r /run/systemd/system/l7rp.service.d
 systemctl daemon-reload
 
 section "Stop"
+# Of a process that has taken over from another one, too, whoever is being answered gets the end.
+curl -fsS --max-time 20 "http://localhost/slow?ms=2000" > /check/slow 2>&1 & slow=$!
+is_asked() { curl -fsS http://localhost:9090/status | grep -q '"in_flight": *[1-9]'; }
+eventually is_asked
 does systemctl stop l7rp
+wait "$slow" || fail "a request was cut: $(cat /check/slow)"
+grep -q '^other request=' /check/slow || fail "another answer: $(cat /check/slow)"
 test "$(property Result)/$(property ExecMainStatus)" = success/0 || fail "it did not end in order"
 does systemctl start l7rp
 

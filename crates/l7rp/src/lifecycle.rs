@@ -29,6 +29,7 @@ use crate::serve::doors::Given;
 use crate::sync::lock;
 use crate::systemd::{self, Notify};
 use signals::{Signals, Wish, ignore};
+pub(crate) use upgrade::start_aside;
 use upgrade::{Inheritance, Upgrade};
 
 /// Exit code of a start or run that failed.
@@ -315,14 +316,15 @@ impl Service {
         // Before it learns what is.
         self.running.process().set_upgrading(true);
         let offer = self.running.offer().map_err(|e| format!("cannot offer the sockets: {e}"));
-        let mut upgrade = match offer.and_then(Upgrade::begin) {
-            Ok(upgrade) => upgrade,
-            Err(why) => {
-                self.running.process().set_upgrading(false);
-                self.events.emit(&Event::UpgradeFailed { why });
-                return None;
-            }
-        };
+        let mut upgrade =
+            match offer.and_then(|offer| Upgrade::begin(offer, self.manager.is_there())) {
+                Ok(upgrade) => upgrade,
+                Err(why) => {
+                    self.running.process().set_upgrading(false);
+                    self.events.emit(&Event::UpgradeFailed { why });
+                    return None;
+                }
+            };
         let pid = upgrade.pid;
         self.events.log().share();
         self.events.emit(&Event::UpgradeStarted { pid });

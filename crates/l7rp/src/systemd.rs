@@ -40,6 +40,11 @@ impl Notify {
         Some((socket, address.ok()?))
     }
 
+    /// Whether there is one.
+    pub fn is_there(&self) -> bool {
+        self.0.is_some()
+    }
+
     fn tell(&self, assignments: &str) {
         if let Some((socket, address)) = &self.0 {
             let _ = socket.send_to_addr(assignments.as_bytes(), address);

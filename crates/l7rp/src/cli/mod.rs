@@ -47,6 +47,9 @@ const FOUND: u8 = 4;
 
 /// Does what the arguments ask for; the first is the name of the program.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    if let Some(code) = crate::lifecycle::start_aside() {
+        return code;
+    }
     let arguments = match parse(arguments) {
         Ok(arguments) => arguments,
         Err(e) => {

@@ -189,6 +189,8 @@ fn an_upgrade_tells_who_the_service_is_now() {
     family.upgrade_fails("No such file");
     family.restore_program();
     let new = family.upgrade();
+    // A manager waits for its own children alone, and this is told of while the old one is there.
+    assert_ne!(parent_of(new), family.first.pid());
     let main = manager.hears("MAINPID=", &["READY=1", "STATUS="]);
     assert!(main.lines().any(|line| line == format!("MAINPID={new}")), "{main:?}");
     assert_eq!(family.first.wait_end(SOON), 0);
@@ -205,6 +207,13 @@ fn an_upgrade_tells_who_the_service_is_now() {
     family.signal(Signal::TERM);
     assert!(manager.news().starts_with("STOPPING=1"));
     family.end();
+}
+
+/// The process whose child this one is.
+fn parent_of(pid: u32) -> u32 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("its status");
+    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"));
+    parent.and_then(|pid| pid.trim().parse().ok()).expect("its parent")
 }
 
 /// A command that runs `program` with sockets passed to it as a manager does: `names` are those of
