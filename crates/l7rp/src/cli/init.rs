@@ -11,7 +11,7 @@ use clap::Args;
 
 use super::terminal::{color, failed, print, visible, wrong};
 use crate::config::file::Algorithm;
-use crate::config::{self, Files, Severity, Source};
+use crate::config::{self, Files, Source};
 
 /// `l7rp init`
 #[derive(Args, Clone, Debug)]
@@ -111,7 +111,7 @@ fn made(asked: &Init) -> Result<String, String> {
     let loaded = config::parse(&source, Path::new(""), Files::Ignore)
         .map_err(|refused| refused.render(color()))?;
     let told = loaded.render_warnings(color())
-        + &loaded.render_not_yet(Severity::Error, color())
+        + &loaded.render_not_yet(color())
         + &loaded.render_lint(true, color());
     if told.is_empty() { Ok(source.text) } else { Err(told) }
 }
