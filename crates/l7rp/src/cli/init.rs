@@ -280,6 +280,8 @@ mod tests {
             ("--backend http://a --retries", "name another --backend"),
             ("--backend http://127.0.0.1:8080", "another address than 127.0.0.1:8080"),
             ("--backend http://localhost:80 --listen [::]:80", "is the listener `http` itself"),
+            ("--backend unix:/run/app.sock", "not supported"),
+            ("--backend http://unix:/run/app.sock", "not supported"),
         ] {
             let flags: Vec<_> = flags.split(' ').map(str::to_owned).collect();
             let why = made(&init(&flags)).unwrap_err();
