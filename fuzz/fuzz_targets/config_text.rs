@@ -3,14 +3,14 @@
 
 use std::path::Path;
 
-use l7rp::config::{Files, Severity, Source, parse};
+use l7rp::config::{Files, Source, parse};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {
     let source = Source { name: "config.yaml".to_owned(), text: text.to_owned() };
     match parse(&source, Path::new("."), Files::Ignore) {
         Ok(loaded) => {
-            loaded.render_not_yet(Severity::Error, false);
+            loaded.render_not_yet(false);
             loaded.render_warnings(false);
             // The same text means the same.
             let again = parse(&source, Path::new("."), Files::Ignore);

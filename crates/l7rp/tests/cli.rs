@@ -116,10 +116,15 @@ fn what_is_wrong_ends_with_2() {
     let bad = file(&GOOD.replace("pool: b", "pool: c"));
     let not_yet =
         file(&format!("{GOOD}tcp_pools: [{{ name: q, upstreams: [{{ address: 'a:1' }}] }}]\n"));
+    let compress = file(&GOOD.replace("pool: b }", "pool: b, middleware: [{ compress: {} }] }"));
     for (line, says) in [
         (format!("--config {}", bad.1.display()), "`c`"),
         (format!("--check --config {}", bad.1.display()), "`c`"),
         (format!("--config {}", not_yet.1.display()), "this version cannot serve it yet"),
+        (format!("--check --config {}", not_yet.1.display()), "this version cannot serve it yet"),
+        (format!("check {}", not_yet.1.display()), "error: `tcp_pools` is understood"),
+        (format!("check {}", compress.1.display()), "error: `compress` is understood"),
+        (format!("check --lint {}", compress.1.display()), "this version cannot serve it yet"),
         ("check /none/config.yaml".to_owned(), "/none/config.yaml"),
         ("--confg x".to_owned(), "'--config'"),
         ("--listen 127.0.0.1:0 --backends nonsense".to_owned(), "--backends"),

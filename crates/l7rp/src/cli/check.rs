@@ -7,13 +7,13 @@ use super::FOUND;
 use super::arguments::{CONFIG, Check, Serve};
 use super::serve::{Read, read};
 use super::terminal::{color, note, print, wrong};
-use crate::config::{self, Files, Plan, Severity};
+use crate::config::{self, Files, Plan};
 
 /// With `--check`: the file and the flags over it.
 pub(super) fn of_flags(flags: &Serve) -> ExitCode {
-    match read(flags, files(flags.no_files), Severity::Warning) {
+    match read(flags, files(flags.no_files)) {
         Ok(Read { plan, warnings, not_yet, lint, .. }) => {
-            report(&plan, &[&warnings, &not_yet, &lint], flags.lint)
+            report(&plan, &warnings, &not_yet, &lint, flags.lint)
         }
         Err(unusable) => wrong(&unusable.text),
     }
@@ -24,10 +24,10 @@ pub(super) fn file(asked: &Check) -> ExitCode {
     let path = asked.file.as_ref().or(asked.config.as_ref());
     match config::load(path.map_or(Path::new(CONFIG), PathBuf::as_path), files(asked.no_files)) {
         Ok(loaded) => {
-            let not_yet = loaded.render_not_yet(Severity::Warning, color());
+            let not_yet = loaded.render_not_yet(color());
             let lint = loaded.render_lint(asked.lint, color());
             let warnings = loaded.render_warnings(color());
-            report(&loaded.plan, &[&warnings, &not_yet, &lint], asked.lint)
+            report(&loaded.plan, &warnings, &not_yet, &lint, asked.lint)
         }
         Err(e) => wrong(&e.render(color())),
     }
@@ -37,13 +37,16 @@ pub(super) fn files(no_files: bool) -> Files {
     if no_files { Files::Ignore } else { Files::Check }
 }
 
-/// `lint`: whoever asks wants to hear of everything by the exit code, too.
-fn report(plan: &Plan, told: &[&str], lint: bool) -> ExitCode {
-    for text in told {
-        note(text);
+/// What a start or a reload would refuse (`not_yet`) is refused here, too. `asked`: whoever asks
+/// for `--lint` wants to hear of everything by the exit code.
+fn report(plan: &Plan, warnings: &str, not_yet: &str, lint: &str, asked: bool) -> ExitCode {
+    note(warnings);
+    if !not_yet.is_empty() {
+        return wrong(not_yet);
     }
+    note(lint);
     let code = print(summary(plan));
-    let found = lint && told.iter().any(|text| !text.is_empty());
+    let found = asked && !(warnings.is_empty() && lint.is_empty());
     if code == ExitCode::SUCCESS && found { ExitCode::from(FOUND) } else { code }
 }
 

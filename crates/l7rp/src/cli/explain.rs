@@ -13,7 +13,7 @@ use super::terminal::{color, error, failed, note, print, visible, visible_json, 
 use super::{WRONG, arguments};
 use crate::clock::Clock;
 use crate::config::plan::Plan;
-use crate::config::{self, Files, Severity};
+use crate::config::{self, Files};
 use crate::explain::{Asked, Explanation, explain};
 use crate::live::{Made, Process};
 use crate::observe::event::{Events, Level};
@@ -52,7 +52,7 @@ fn by_file(path: &Path, asked: &Asked) -> Result<Explanation, ExitCode> {
     // Certificates are not needed to tell where a request goes.
     let loaded = config::load(path, Files::Ignore).map_err(|e| wrong(&e.render(color())))?;
     note(&loaded.render_warnings(color()));
-    let not_yet = loaded.render_not_yet(Severity::Error, color());
+    let not_yet = loaded.render_not_yet(color());
     if !not_yet.is_empty() {
         return Err(wrong(&not_yet));
     }

@@ -11,7 +11,8 @@ use clap::Args;
 
 use super::terminal::{color, failed, print, visible, wrong};
 use crate::config::file::Algorithm;
-use crate::config::{self, Files, Severity, Source};
+use crate::config::lint::SELF_LOOP;
+use crate::config::{self, Files, Loaded, Source};
 
 /// `l7rp init`
 #[derive(Args, Clone, Debug)]
@@ -110,10 +111,22 @@ fn made(asked: &Init) -> Result<String, String> {
     let source = Source { name: "what would be written".to_owned(), text };
     let loaded = config::parse(&source, Path::new(""), Files::Ignore)
         .map_err(|refused| refused.render(color()))?;
+    if let Some(why) = leads_back(&loaded) {
+        let listen = visible(&asked.listen);
+        return Err(format!(
+            "error: --backend: {why}; give --listen another address than {listen}\n"
+        ));
+    }
     let told = loaded.render_warnings(color())
-        + &loaded.render_not_yet(Severity::Error, color())
+        + &loaded.render_not_yet(color())
         + &loaded.render_lint(true, color());
     if told.is_empty() { Ok(source.text) } else { Err(told) }
+}
+
+/// Which backend is the proxy itself, if one is: the listener may be one that nobody has named.
+fn leads_back(loaded: &Loaded) -> Option<String> {
+    let rule = format!(" [{SELF_LOOP}]");
+    loaded.lint().iter().find_map(|wrong| wrong.message.strip_suffix(&rule).map(str::to_owned))
 }
 
 fn write(path: &Path, text: &str, force: bool) -> std::io::Result<()> {
@@ -146,7 +159,7 @@ mod tests {
         }
     }
 
-    fn checked(text: &str) -> config::Loaded {
+    fn checked(text: &str) -> Loaded {
         let source = Source { name: "x".to_owned(), text: text.to_owned() };
         let loaded = config::parse(&source, Path::new(""), Files::Ignore);
         let loaded = loaded.unwrap_or_else(|e| panic!("{}\n{text}", e.render(false)));
@@ -224,6 +237,11 @@ mod tests {
                     prop_assert!(asked.retries && asked.backend.len() == 1);
                     return Ok(());
                 }
+                Err(why) if why.contains("comes back to it") => {
+                    let has = |word: &str| flags.iter().any(|flag| flag == word);
+                    prop_assert!(has("127.0.0.1:1") && has("http://localhost:1"));
+                    return Ok(());
+                }
                 Err(why) if why.contains("[misdirected-host]") => {
                     prop_assert!(!asked.autocert.is_empty());
                     return Ok(());
@@ -260,6 +278,10 @@ mod tests {
             ("--backend http://a --health-path up", "up"),
             ("--backend http://a --host a.test --autocert b.test", "a.test"),
             ("--backend http://a --retries", "name another --backend"),
+            ("--backend http://127.0.0.1:8080", "another address than 127.0.0.1:8080"),
+            ("--backend http://localhost:80 --listen [::]:80", "is the listener `http` itself"),
+            ("--backend unix:/run/app.sock", "not supported"),
+            ("--backend http://unix:/run/app.sock", "not supported"),
         ] {
             let flags: Vec<_> = flags.split(' ').map(str::to_owned).collect();
             let why = made(&init(&flags)).unwrap_err();

@@ -198,6 +198,15 @@ mod tests {
         }
     }
 
+    /// Checks lines that are refused, and that the words beside them are said.
+    fn refused(table: &[(&str, &str)]) {
+        for (line, says) in table {
+            let e = read(line).expect_err(line);
+            assert_eq!(e.exit_code(), 2, "{line}");
+            assert!(e.to_string().contains(says), "{line}: {e}");
+        }
+    }
+
     #[test]
     fn a_file_is_named_once() {
         for line in ["l7rp check a.yaml --config a.yaml", "l7rp plan a.yaml --config a.yaml"] {
@@ -208,7 +217,7 @@ mod tests {
 
     #[test]
     fn what_is_bad_usage() {
-        for (line, says) in [
+        refused(&[
             ("l7rp --confg a.yaml", "--config"),
             ("l7rp --config a.yaml --listen 127.0.0.1:1 --backends http://a", "--listen"),
             ("l7rp --config a.yaml --backends http://a", "--backends"),
@@ -245,6 +254,12 @@ mod tests {
             ("l7rp top --interval 1ms", "100ms"),
             ("l7rp demo --config a.yaml", "--config"),
             ("l7rp --config a.yaml demo", "demo"),
+        ]);
+    }
+
+    #[test]
+    fn what_is_bad_usage_of_the_tools() {
+        refused(&[
             ("l7rp backend --hang --close", "--close"),
             ("l7rp backend --status 99", "200..600"),
             ("l7rp backend --fault-every 0", "1.."),
@@ -263,10 +278,6 @@ mod tests {
             ("l7rp load --body-size 1KB http://a", "1KiB"),
             ("l7rp load --body-size 2TiB http://a", "1TiB"),
             ("l7rp load --duration soon http://a", "10s"),
-        ] {
-            let e = read(line).expect_err(line);
-            assert_eq!(e.exit_code(), 2, "{line}");
-            assert!(e.to_string().contains(says), "{line}: {e}");
-        }
+        ]);
     }
 }

@@ -13,7 +13,7 @@ use super::check::files;
 use super::terminal::{color, error, failed, note, print, wrong};
 use super::{CHANGES, WRONG};
 use crate::config::plan::Bind;
-use crate::config::{self, Diff, Loaded, Severity};
+use crate::config::{self, Diff, Loaded};
 
 pub(super) fn run(asked: &Plan) -> ExitCode {
     let new = match load(asked.file.as_ref().unwrap_or(&asked.config), asked.no_files) {
@@ -21,7 +21,7 @@ pub(super) fn run(asked: &Plan) -> ExitCode {
         Err(code) => return code,
     };
     note(&new.render_warnings(color()));
-    let not_yet = new.render_not_yet(Severity::Error, color());
+    let not_yet = new.render_not_yet(color());
     if !not_yet.is_empty() {
         return wrong(&not_yet);
     }

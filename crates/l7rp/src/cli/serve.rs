@@ -8,11 +8,11 @@ use std::sync::Arc;
 use super::arguments::{CONFIG, Serve};
 use super::terminal::{color, note, wrong};
 use crate::config::plan::Tracing;
-use crate::config::{self, Files, LoadError, Places, Plan, Severity};
+use crate::config::{self, Files, LoadError, Places, Plan};
 use crate::lifecycle::{self, Fresh, Task};
 
 pub(super) fn run(flags: &Serve) -> ExitCode {
-    let read = match read(flags, Files::Check, Severity::Error) {
+    let read = match read(flags, Files::Check) {
         Ok(read) => read,
         Err(unusable) => return wrong(&unusable.text),
     };
@@ -21,7 +21,7 @@ pub(super) fn run(flags: &Serve) -> ExitCode {
         return wrong(&read.not_yet);
     }
     let again = flags.clone();
-    let source = Arc::new(move || match self::read(&again, Files::Check, Severity::Error) {
+    let source = Arc::new(move || match self::read(&again, Files::Check) {
         Ok(Read { plan, places, warning_lines: warnings, not_yet_lines, .. })
             if not_yet_lines.is_empty() =>
         {
@@ -60,12 +60,11 @@ pub(super) struct Read {
     pub(super) lint: String,
 }
 
-/// Reads the file, if there is to be one, and puts the flags over it. `severity`: of what cannot
-/// be served yet.
-pub(super) fn read(flags: &Serve, files: Files, severity: Severity) -> Result<Read, Unusable> {
+/// Reads the file, if there is to be one, and puts the flags over it.
+pub(super) fn read(flags: &Serve, files: Files) -> Result<Read, Unusable> {
     let mut read = match &flags.backends {
         Some(backends) => without_file(flags, backends)?,
-        None => from_file(flags, files, severity)?,
+        None => from_file(flags, files)?,
     };
     if let Some(bind) = &flags.metrics_bind {
         read.plan.admin.clone_from(&bind.0);
@@ -101,12 +100,12 @@ fn trace(tracing: &mut Tracing, flags: &Serve) -> Vec<String> {
     config::environment::fill_in(tracing, |name| std::env::var(name).ok())
 }
 
-fn from_file(flags: &Serve, files: Files, severity: Severity) -> Result<Read, Unusable> {
+fn from_file(flags: &Serve, files: Files) -> Result<Read, Unusable> {
     match config::load(&flags.config, files) {
         Ok(loaded) => Ok(Read {
             warnings: loaded.render_warnings(color()),
             warning_lines: loaded.warning_lines(),
-            not_yet: loaded.render_not_yet(severity, color()),
+            not_yet: loaded.render_not_yet(color()),
             not_yet_lines: loaded.not_yet_lines(),
             lint: if flags.check { loaded.render_lint(flags.lint, color()) } else { String::new() },
             places: loaded.places,

@@ -70,7 +70,8 @@ pub struct ListenerSection {
     /// Name, unique among the listeners. Logs and metrics have it, and routes refer to it.
     #[schemars(required)]
     pub name: Option<String>,
-    /// Address: `127.0.0.1:8080`, `[::]:80` or `unix:/run/l7rp.sock`.
+    /// Address: `127.0.0.1:8080`, `[::]:80` or `unix:/run/l7rp.sock`. The file of a Unix-domain
+    /// socket gets mode 0666: who may connect is a matter of its folder's permissions.
     #[schemars(required)]
     pub bind: Option<String>,
     /// TLS termination; absent: cleartext.
@@ -252,7 +253,8 @@ impl Default for MessageLimitsSection {
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct AdminSection {
-    /// Address, like that of a listener; empty: nowhere. The flag `--metrics-bind` wins over it.
+    /// Address, like that of a listener; empty: nowhere. The file of a Unix-domain socket has what
+    /// the umask leaves. The flag `--metrics-bind` wins over it.
     pub bind: String,
     /// File with the token, of 16 characters or more, that those who change something must show,
     /// unless they come by a Unix-domain socket; absent: changes are taken from this machine only.

@@ -7,6 +7,7 @@
 
 mod admin;
 mod limits;
+mod loops;
 mod pools;
 mod routes;
 mod timeouts;
@@ -25,6 +26,7 @@ pub fn lint(plan: &Plan, tree: &Tree) -> Vec<Wrong> {
     routes::check(&mut lint);
     tries::check(&mut lint);
     pools::check(&mut lint);
+    loops::check(&mut lint);
     limits::check(&mut lint);
     timeouts::check(&mut lint);
     admin::check(&mut lint);
@@ -34,6 +36,9 @@ pub fn lint(plan: &Plan, tree: &Tree) -> Vec<Wrong> {
 
 /// How the rule about weights that nobody heeds is written behind its message.
 pub const UNUSED_WEIGHT: &str = "[unused-weight]";
+
+/// The name of the rule about upstreams that are the proxy itself.
+pub const SELF_LOOP: &str = "self-loop";
 
 /// The state of looking.
 struct Lint<'a> {

@@ -97,8 +97,8 @@ impl Places {
 
 impl Loaded {
     /// What cannot be served, for people; empty if all can.
-    pub fn render_not_yet(&self, severity: Severity, color: bool) -> String {
-        self.render(&self.not_yet, severity, color)
+    pub fn render_not_yet(&self, color: bool) -> String {
+        self.render(&self.not_yet, Severity::Error, color)
     }
 
     /// The warnings, for people; empty if there are none.

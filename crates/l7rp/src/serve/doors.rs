@@ -99,7 +99,7 @@ impl Opened {
                 }
                 sockets
             }
-            None => listen::bind(&bind, workers, beside_own)
+            None => listen::bind_for_clients(&bind, workers, beside_own)
                 .map_err(|error| OpenError { listener: name.clone(), error })?,
         };
         Ok(Self { door, name, bind, sockets, fresh })

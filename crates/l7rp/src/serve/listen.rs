@@ -1,13 +1,16 @@
 //! Listening sockets: one for each worker and address, so that the kernel spreads new
 //! connections and no worker waits for another.
 
+use std::fs::{File, Permissions};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::Path;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use rustix::fs::{Mode, OFlags};
 use socket2::{Domain, Protocol, SockAddr, SockFilter, SockRef, Socket, TcpKeepalive, Type};
 
 use crate::config::plan::Bind;
@@ -140,6 +143,27 @@ pub fn bind(bind: &Bind, workers: usize, beside_own: bool) -> Result<Vec<Bound>,
     })
 }
 
+/// As [`bind`], for clients: whoever can reach the file of a Unix-domain socket may connect.
+///
+/// # Errors
+/// As [`bind`].
+pub fn bind_for_clients(
+    at: &Bind,
+    workers: usize,
+    beside_own: bool,
+) -> Result<Vec<Bound>, BindError> {
+    let all = bind(at, workers, beside_own)?;
+    if let Bind::Unix(path) = at
+        && let Err(e) = let_everybody_connect(path)
+    {
+        // Nobody is to find a socket that is not served.
+        let _ = std::fs::remove_file(path);
+        let error = io::Error::other(format!("its mode cannot be set: {e}"));
+        return Err(BindError { bind: at.clone(), error, holder: None });
+    }
+    Ok(all)
+}
+
 /// A single socket for `bind`.
 ///
 /// # Errors
@@ -213,8 +237,20 @@ fn bind_unix(path: &Path, workers: usize) -> io::Result<Vec<Bound>> {
 }
 
 fn is_socket(path: &Path) -> bool {
-    let metadata = std::fs::symlink_metadata(path);
-    metadata.is_ok_and(|m| std::os::unix::fs::FileTypeExt::is_socket(&m.file_type()))
+    std::fs::symlink_metadata(path).is_ok_and(|m| m.file_type().is_socket())
+}
+
+/// Leaves it to the permissions of the folder who may connect, whatever the umask is.
+fn let_everybody_connect(path: &Path) -> io::Result<()> {
+    // Who else may write to the folder could have put a link to another file there.
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    if !file.metadata()?.file_type().is_socket() {
+        return Err(io::Error::other("somebody has put something else in its place"));
+    }
+    // By its descriptor: a path would be followed anew.
+    let itself = format!("/proc/self/fd/{}", file.as_raw_fd());
+    std::fs::set_permissions(itself, Permissions::from_mode(0o666))
 }
 
 /// Whether two addresses have something in common.

@@ -1,8 +1,10 @@
 //! A start works or says why not; one bad name never stops it.
 
 use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use l7rp_testkit::{Client, Origin, Proxy, SOON, Signal, eventually, reply};
@@ -181,6 +183,29 @@ fn a_unix_domain_socket_is_listened_on() {
     assert!(proxy.logged_path("/forged")["client_ip"].is_string());
     proxy.signal(Signal::TERM);
     assert_eq!(proxy.wait_exit(SOON), 0);
+}
+
+/// The permissions of a file.
+#[track_caller]
+fn mode(path: &Path) -> u32 {
+    std::fs::metadata(path).expect("it is there").permissions().mode() & 0o777
+}
+
+#[test]
+fn who_may_connect_to_a_socket_is_a_matter_of_its_folder_but_for_the_admin_one() {
+    let origin = Origin::start(reply::name("x"));
+    let yaml = over(&[&origin]).top("admin: { bind: \"unix:{dir}/admin.sock\" }").yaml();
+    let at = |name: &str| yaml.replace("127.0.0.1:0", &format!("unix:{{dir}}/{name}.sock"));
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "umask 077; exec \"$0\" \"$@\"", PROGRAM]);
+    let proxy = Proxy::start_by(shell.stdin(Stdio::null()), &at("web"));
+    let path = |name: &str| proxy.directory().join(name);
+    assert_eq!(mode(&path("web.sock")), 0o666);
+    assert_eq!(mode(&path("admin.sock")), 0o700, "the umask is as it was");
+    assert_eq!(Client::connect_unix(&path("web.sock")).get("/").text(), "x");
+    proxy.reload(&at("other"));
+    assert_eq!(mode(&path("other.sock")), 0o666);
+    assert_eq!(mode(&path("admin.sock")), 0o700);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{accepted, check, listener, pool, rest, route};
 use crate::config::plan::{Action, Bind, HostPattern, Scheme};
-use crate::config::{Files, Severity, from_flags, load, schema};
+use crate::config::{Files, from_flags, load, schema};
 
 const FULL: &str = include_str!("full.yaml");
 
@@ -17,7 +17,7 @@ fn every_key_of_the_schema_parses() {
 
 #[test]
 fn what_cannot_be_served_is_named_with_its_place() {
-    insta::assert_snapshot!(accepted(FULL).render_not_yet(Severity::Error, false));
+    insta::assert_snapshot!(accepted(FULL).render_not_yet(false));
     let served = route(
         "middleware: [{ headers: { add_request: { X-A: a } } }]\nrewrite: { add_prefix: /a }",
     );

@@ -2,6 +2,7 @@
 //! that is nearly the same and in which it does not.
 
 mod limits;
+mod loops;
 mod pools;
 mod precedence;
 mod routes;

@@ -218,6 +218,12 @@ pub(in crate::config) struct Url {
 /// An upstream's URL.
 pub(in crate::config) fn upstream_url(text: &str) -> Result<Url, Complaint> {
     const SCHEMES: &str = "the schemes are `http`, `https` and `h2c`";
+    if text.starts_with("unix:") || text.contains("://unix:/") {
+        let complaint = Complaint::new("upstreams at Unix-domain sockets are not supported");
+        return Err(
+            complaint.help("have the server listen on a port, and write `http://HOST:PORT`")
+        );
+    }
     let Some((scheme, rest)) = text.split_once("://") else {
         let complaint =
             Complaint::new(format!("`{}` is not a URL: it has no scheme", text.escape_debug()));
