@@ -65,8 +65,9 @@ usage: cargo xtask RECIPE
   bench --quick       what a small request costs here and in HAProxy, in half a minute
   pgo                 a binary that the compiler has arranged by what it has seen of it at work
   ci                  what CI runs: test, demo-check, quickstart-check, docs-check; deploy-check
-                      and install-check where possible; lint, loom, instructions, the tests of
-                      the measurements and bench --quick (whose figure decides nothing)
+                      where possible; lint, loom, instructions, the tests of the measurements,
+                      bench --quick (whose figure decides nothing); install-check where
+                      possible, if less than 50 minutes have gone
   help                this text
 ";
 
