@@ -27,7 +27,8 @@ pub use diff::Diff;
 pub use flags::{WITHOUT_FILE, bind_address, from_flags};
 pub use plan::Plan;
 pub use view::view;
-pub use wrong::{Refused, Severity, Wrong};
+use wrong::Severity;
+pub use wrong::{Refused, Wrong};
 
 /// The text of a configuration, and what to call it.
 #[derive(Clone, Debug, PartialEq, Eq)]
