@@ -73,12 +73,14 @@ class Bench:
         self.peers = [Peer.create(source, i, common, self.proxy_cores) for i, source in enumerate(sources)]
         if len({peer.name for peer in self.peers}) < len(self.peers):
             raise PeerError("two proxies have the same name")
+        self.asked = list(self.peers)
         self.setting = loads.Setting(self.load_cores, common["bin"], common["l7rp"])
         self.helpers: list[helpers.Helper] = []
         self.capacity: float | None = None
 
     def leave_out(self, peer: Peer, error: Exception) -> None:
         print(f"left out: {error}", file=sys.stderr)
+        peer.failed["all cases"] = str(error)
         self.peers.remove(peer)
 
     def start(self) -> None:
@@ -95,7 +97,7 @@ class Bench:
         for peer in list(self.peers):
             try:
                 peer.start()
-            except PeerError as error:
+            except MISFORTUNES as error:
                 self.leave_out(peer, error)
 
     def stop(self) -> None:
@@ -105,33 +107,31 @@ class Bench:
             helper.stop()
 
     def load(self, peer: Peer, case: Case, seconds: int) -> loads.Outcome:
-        return loads.TOOLS[case.tool](self.setting, case, peer.port(case.listener), seconds)
+        return loads.judged(loads.TOOLS[case.tool](self.setting, case, peer.port(case.listener), seconds))
 
     def sample(self, peer: Peer, case: Case) -> report.Sample:
         """Loads one proxy once; returns all figures."""
         idle = loads.Idle(peer.port(case.listener), case.idle) if case.idle else None
         closed = 0
         try:
-            pids = peer.family()
             began = time.monotonic()
-            before = (machine.cpu_seconds(pids), machine.user_and_system_seconds(pids))
+            before = machine.times(peer.family())
             cores = (machine.core_times(self.proxy_cores), machine.core_times(self.load_cores))
             seen = self.load(peer, case, self.args.seconds)
             took = time.monotonic() - began
-            after = (machine.cpu_seconds(pids), machine.user_and_system_seconds(pids))
+            pids = peer.family()
+            us, user, system = (seconds * 1e6 / seen.done for seconds in machine.spent(before, machine.times(pids)))
             cores_after = (machine.core_times(self.proxy_cores), machine.core_times(self.load_cores))
             memory = machine.memory_mib(pids)
+            peer.check(case)
         finally:
             if idle:
                 closed = idle.release()
             peer.shorten_logs()
-        if not seen.done:
-            raise PeerError("no answer")
-        share = 1e6 / seen.done
+        if closed > loads.MOST_ERRORS * case.idle:
+            raise PeerError(f"it closed {closed} of {case.idle} idle connections")
         return {
-            "us": (after[0] - before[0]) * share,
-            "user": (after[1][0] - before[1][0]) * share,
-            "system": (after[1][1] - before[1][1]) * share,
+            "us": us, "user": user, "system": system,
             "per_second": seen.done / took if case.tool == "handshakes" else seen.per_second,
             "p50": seen.p50, "p99": seen.p99, "p999": seen.p999,
             "proxy_core": machine.load_percent(cores[0], cores_after[0]),
@@ -168,18 +168,19 @@ class Bench:
         """The proxies that have what the case needs and answer it rightly."""
         able = []
         for peer in self.peers:
-            if not peer.has(case):
+            if lack := peer.lacks(case):
+                peer.failed[case.name] = lack
                 continue
             try:
                 peer.reshape(case.shape)
                 peer.check(case)
                 able.append(peer)
-            except PeerError as error:
+            except MISFORTUNES as error:
                 peer.fail(case, error)
         return able
 
     def run_case(self, case: Case) -> dict[str, list[report.Sample]]:
-        """All rounds of one case; each round begins with another proxy."""
+        """All rounds of one case; each round begins with another proxy. One that fails has no figure at all."""
         peers = self.able(case)
         samples: dict[str, list[report.Sample]] = {peer.name: [] for peer in peers}
         for number in range(self.args.rounds):
@@ -195,4 +196,4 @@ class Bench:
                     samples[peer.name].append(self.sample(peer, case))
                 except MISFORTUNES as error:
                     peer.fail(case, error)
-        return {name: taken for name, taken in samples.items() if taken}
+        return {name: taken for peer in peers if (taken := samples[name := peer.name]) and case.name not in peer.failed}

@@ -82,18 +82,14 @@ class Peer:
         values = words | {name: template.fill(str(value), words) for name, value in told["values"].items()}
         return cls(told["name"], told, values, cores)
 
-    def has(self, case: Case) -> bool:
-        """Whether the description offers the case's listener, its shape, and the case at all."""
-        offered = case.listener in self.told.get("listeners", ["http"]) and self.can_be(case.shape)
-        return offered and case.name in self.told.get("cases", [case.name])
-
-    def can_be(self, shape: Shape) -> bool:
-        texts = [text for _, text in self.templates()]
-        many = shape.upstreams > 1, shape.routes > 0
-        return all(
-            not wanted or any(template.uses(text, name) for text in texts)
-            for wanted, name in zip(many, ("upstreams", "routes"))
-        )
+    def lacks(self, case: Case) -> str:
+        """What the description does not offer of what the case needs: its listener, its lists, the case at all."""
+        if case.listener not in self.told.get("listeners", ["http"]):
+            return f"no {case.listener} in its listeners"
+        for many, name in ((case.shape.upstreams > 1, "upstreams"), (case.shape.routes > 0, "routes")):
+            if many and not any(template.uses(text, name) for _, text in self.templates()):
+                return f"no list of {name} in its templates"
+        return "" if case.name in self.told.get("cases", [case.name]) else "a variant, for a few cases"
 
     def templates(self) -> list[tuple[str, str]]:
         """Each template's name and text."""
@@ -113,7 +109,7 @@ class Peer:
         else:
             found = shutil.which(program, path=os.environ.get("PATH", "") + ":/usr/local/sbin:/usr/sbin")
         if not found:
-            raise PeerError(f"{self.name}: {program} is not there (install_peers.sh, or cargo build --release)")
+            raise PeerError(f"{self.name}: {Path(program).name} is not there (install_peers.sh, or cargo build --release)")
         return found
 
     def version(self) -> str:
@@ -182,7 +178,7 @@ class Peer:
         """Ends the proxy and its workers: asks, waits, then kills what is left, by process id."""
         if self.process is None:
             return
-        workers = self.family()[1:]
+        workers = [pid for pid in self.family() if pid != self.process.pid]
         self.process.terminate()
         try:
             self.process.wait(STOP_SECONDS)

@@ -23,7 +23,7 @@ WRK_TROUBLE = """  Socket errors: connect 1, read 2, write 3, timeout 4
 """
 H2LOAD = """finished in 3.00s, 58494.33 req/s, 11.05MB/s
 requests: 175483 total, 175739 started, 175483 done, 175480 succeeded, 3 failed, 3 errored, 0 timeout
-status codes: 175480 2xx, 0 3xx, 2 4xx, 1 5xx
+status codes: 175496 2xx, 2 3xx, 2 4xx, 1 5xx
 """
 RATE = '{"answers": 90, "rate_per_s": 45.0, "never_started": 4, "statuses": {"200": 88, "502": 2}, ' \
        '"errors": {"connect": 1, "timeout": 3}, "latency": {"p50_us": 812.5, "p99_us": 4200.0, "p999_us": 9100.0}}'
@@ -35,8 +35,10 @@ class ReadsTools(unittest.TestCase):
         self.assertEqual((seen.done, seen.per_second, seen.errors), (239219, 79682.42, 0))
         self.assertEqual((seen.p50, seen.p99, seen.p999), (0.712, 1200.0, None))
 
-    def test_wrk_counts_every_kind_of_error(self):
-        self.assertEqual(loads.read_wrk(WRK + WRK_TROUBLE).errors, 60)
+    def test_wrk_counts_every_kind_of_error_and_no_refusal_as_done(self):
+        seen = loads.read_wrk(WRK + WRK_TROUBLE)
+        self.assertEqual((seen.done, seen.errors), (239169, 60))
+        self.assertAlmostEqual(seen.per_second, 79682.42 * 239169 / 239219)
 
     def test_wrk_that_printed_something_else_has_failed(self):
         with self.assertRaisesRegex(RuntimeError, "unexpected output: no route"):
@@ -45,7 +47,8 @@ class ReadsTools(unittest.TestCase):
     def test_h2load_and_its_log(self):
         log = [f"1700000000\t200\t{n}\n" for n in range(100, 0, -1)]
         seen = loads.read_h2load(H2LOAD, log)
-        self.assertEqual((seen.done, seen.per_second, seen.errors), (175480, 58494.33, 6))
+        self.assertEqual((seen.done, seen.errors), (175478, 5))
+        self.assertAlmostEqual(seen.per_second, 58494.33 * 175478 / 175483)
         self.assertEqual((seen.p50, seen.p99), (0.051, 0.1))
 
     def test_h2load_without_an_answer(self):
@@ -58,11 +61,18 @@ class ReadsTools(unittest.TestCase):
 
     def test_rate(self):
         seen = loads.read_rate(RATE)
-        self.assertEqual((seen.done, seen.per_second, seen.errors), (90, 45.0, 10))
+        self.assertEqual((seen.done, seen.per_second, seen.errors), (88, 44.0, 6))
         self.assertEqual((seen.p50, seen.p99, seen.p999), (0.8125, 4.2, 9.1))
+
+    def test_what_is_fit_for_a_figure(self):
+        for seen in (loads.Outcome(0, 0, 0), loads.Outcome(99, 1, 1)):
+            with self.assertRaises(RuntimeError):
+                loads.judged(seen)
+        fine = loads.Outcome(100, 1, 1)
+        self.assertIs(loads.judged(fine), fine)
 
     def test_rate_without_an_answer(self):
         seen = loads.read_rate('{"answers": 0, "rate_per_s": 0.0, "never_started": 9, "statuses": {}, "errors": {}}')
-        self.assertEqual((seen.done, seen.errors, seen.p99), (0, 9, None))
+        self.assertEqual((seen.done, seen.per_second, seen.errors, seen.p99), (0, 0, 0, None))
         with self.assertRaisesRegex(RuntimeError, "no load"):
             loads.read_rate("")
