@@ -13,6 +13,7 @@ meets all of them. README.md tells the method and the traps.
 import argparse
 import json
 import os
+import shlex
 import signal
 import sys
 from datetime import datetime, timezone
@@ -60,6 +61,23 @@ def list_known() -> None:
     print("peers:", " ".join(known_peers()))
 
 
+def measured(bench: Bench, case: Case) -> dict | None:
+    """One case with all proxies; prints its table."""
+    try:
+        case = bench.with_rate(case)
+    except MISFORTUNES as error:
+        for peer in bench.peers:
+            peer.fail(case, error)
+        return None
+    samples = bench.run_case(case)
+    results = {name: report.summary(taken) for name, taken in samples.items()}
+    if not results:
+        return None
+    about = f"{case.about} (each {case.unit})" + (f", {case.rate}/s" if case.rate else "")
+    print(f"\n== {case.name}: {about}\n{report.text_table(results)}", flush=True)
+    return {"about": about, "rate": case.rate, "summary": results, "samples": samples}
+
+
 def full(bench: Bench, cases: list[Case]) -> int:
     """Runs the cases, printing each table when it is ready; writes JSON and Markdown."""
     out = Path(bench.args.out) if bench.args.out else bench.work / "results"
@@ -67,26 +85,21 @@ def full(bench: Bench, cases: list[Case]) -> int:
         "machine": f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC; {machine.describe()}",
         "setting": f"proxy on CPU {bench.proxy_cores}, load on {bench.load_cores}; "
                    f"{bench.args.rounds} rounds of {bench.args.seconds} s",
+        "command": report.without_folders(shlex.join(["compare.py", *sys.argv[1:]])),
         "versions": {peer.name: peer.version() for peer in bench.peers},
         "variants": {peer.name: of for peer in bench.peers if (of := peer.is_variant_of())},
+        "not_asked": {
+            "proxies": [name for name in known_peers() if name not in {peer.name for peer in bench.asked}],
+            "cases": [name for name in CASES if name not in {case.name for case in cases}],
+        },
         "cases": {},
     }
     known = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
     print(record["machine"], record["setting"], known, sep="\n", flush=True)
     for case in cases:
-        try:
-            case = bench.with_rate(case)
-        except MISFORTUNES as error:
-            print(f"left out: {case.name}: {error}", file=sys.stderr)
-            continue
-        samples = bench.run_case(case)
-        results = {name: report.summary(taken) for name, taken in samples.items()}
-        if not results:
-            continue
-        about = f"{case.about} (each {case.unit})" + (f", {case.rate}/s" if case.rate else "")
-        print(f"\n== {case.name}: {about}\n{report.text_table(results)}", flush=True)
-        record["cases"][case.name] = {"about": about, "rate": case.rate, "summary": results, "samples": samples}
-        record["failed"] = {peer.name: peer.failed for peer in bench.peers if peer.failed}
+        if seen := measured(bench, case):
+            record["cases"][case.name] = seen
+        record["left_out"] = {peer.name: peer.failed for peer in bench.asked if peer.failed}
         out.with_suffix(".json").write_text(json.dumps(record, indent=1))
         out.with_suffix(".md").write_text(report.document(record))
     return 0 if record["cases"] else WRONG_USAGE
@@ -124,7 +137,7 @@ def main() -> int:
             raise PeerError("--quick compares two proxies: -p ONE,TWO")
         bench.start()
         return quick(bench, CASES[args.quick]) if args.quick else full(bench, [CASES[name] for name in names])
-    except PeerError as error:
+    except MISFORTUNES as error:
         print(error, file=sys.stderr)
         return WRONG_USAGE
     finally:

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes what a run has found where people read it: RESULTS.md and plots/ here, and the tables in the repository's
-README.md, between the lines <!-- bench --> and <!-- /bench -->.
+"""Writes what a run has found where people read it: RESULTS.md and plots/ here, and pictures and tables in the
+repository's README.md, between the lines <!-- bench --> and <!-- /bench -->. What the run has not found goes.
 
   publish.py RESULTS.json
 """
@@ -57,17 +57,39 @@ def latency_panels(record: dict) -> list[tuple[str, list[plots.Bar]]]:
     return panels
 
 
+def pictures(record: dict) -> dict[str, tuple[str, str]]:
+    """Each plot's file: what it shows, and its text, which is empty where the run has nothing for it."""
+    late = latency_panels(record)
+    return {
+        "cpu.svg": ("CPU µs for each request, by case and proxy", plots.processor_time(time_panels(record))),
+        "openloop.svg": ("p99 at a constant rate, by proxy", plots.latency(late) if late else ""),
+    }
+
+
+def shown(record: dict) -> str:
+    """What stands in the README between the marks."""
+    parts = [f"{record['machine']}; by `{record['command']}`."]
+    parts += [f"![{title}](bench/plots/{file})" for file, (title, text) in pictures(record).items() if text]
+    parts += ["<details><summary>Table: CPU µs for each request</summary>", report.overview(record), "</details>"]
+    return "\n\n".join(parts)
+
+
 def main() -> int:
     if len(sys.argv) != 2:
         print(__doc__, file=sys.stderr)
         return 2
     record = json.loads(Path(sys.argv[1]).read_text())
-    text = into(README.read_text(), f"{record['machine']}.\n\n{report.overview(record)}")
+    if not record["cases"]:
+        print("publish.py: no case could be measured", file=sys.stderr)
+        return 2
+    text = into(README.read_text(), shown(record))
     folder = HERE / "plots"
     folder.mkdir(exist_ok=True)
-    (folder / "cpu.svg").write_text(plots.processor_time(time_panels(record)))
-    if panels := latency_panels(record):
-        (folder / "openloop.svg").write_text(plots.latency(panels))
+    for file, (_, image) in pictures(record).items():
+        if image:
+            (folder / file).write_text(image)
+        else:
+            (folder / file).unlink(missing_ok=True)
     (HERE / "RESULTS.md").write_text(report.document(record))
     README.write_text(text)
     return 0

@@ -1,18 +1,23 @@
 """Turns samples into figures and the record of a run into tables, for a terminal and as Markdown."""
 
+import re
 import statistics
+import textwrap
 
 Sample = dict[str, float | None]
+ERRED = "†"
+LONG_REASON = 300
 
 
 def summary(samples: list[Sample]) -> Sample:
-    """The median of each figure, with the least and the greatest processor time."""
+    """The median of each figure, with the least and the greatest processor time, and the most errors."""
     out: Sample = {}
     for key in samples[0]:
         known = [s[key] for s in samples if s[key] is not None]
         out[key] = statistics.median(known) if known else None
     times = [s["us"] for s in samples]
-    return out | {"us_min": min(times), "us_max": max(times), "rounds": len(samples)}
+    errors = max(s["errors"] for s in samples)
+    return out | {"us_min": min(times), "us_max": max(times), "errors": errors, "rounds": len(samples)}
 
 
 def number(value: float | None, digits: int) -> str:
@@ -72,16 +77,22 @@ def kept_apart(record: dict) -> tuple[list[str], list[str]]:
     return peers, family
 
 
+def _cell(sample: Sample | None, least: float | None) -> str:
+    """CPU µs, bold if the least, marked if there were errors."""
+    if not sample:
+        return number(None, 1)
+    text = number(sample["us"], 1)
+    return (f"**{text}**" if sample["us"] == least else text) + (ERRED if sample["errors"] else "")
+
+
 def compared(record: dict, names: list[str], cases: list[str], bold: bool = False) -> str:
     """CPU µs of each case and proxy; `bold` marks the least of a case."""
     rows = []
     for case in cases:
         results = record["cases"][case]["summary"]
-        times = {name: results[name]["us"] for name in names if name in results}
+        times = [results[name]["us"] for name in names if name in results]
         if times:
-            least = min(times.values())
-            cells = [number(times.get(name), 1) for name in names]
-            rows.append([case, *(f"**{c}**" if bold and times.get(n) == least else c for n, c in zip(names, cells))])
+            rows.append([case, *(_cell(results.get(name), min(times) if bold else None) for name in names)])
     return markdown(["case", *names], rows)
 
 
@@ -93,19 +104,35 @@ def overview(record: dict) -> str:
         variants = set(record["variants"])
         cases = [name for name, case in record["cases"].items() if variants & set(case["summary"])]
         parts.append(compared(record, family, cases))
+    if ERRED in "".join(parts):
+        parts.append(f"{ERRED} with errors, at most one for a hundred right answers; with more there is no figure.")
     return "\n\n".join(parts)
+
+
+def without_folders(text: str) -> str:
+    """Text with absolute paths cut to their last part: the folders are the machine's own matter."""
+    return re.sub(r"(?<![\w.:/@-])/(?:[^\s/,:]+/)+", "", text)
+
+
+def left_out(record: dict) -> str:
+    """What was not asked for, and what was asked for and could not be measured, by proxy and reason."""
+    lines = [f"- not asked for: {what} {', '.join(names)}" for what, names in record["not_asked"].items() if names]
+    for peer, cases in record["left_out"].items():
+        for why in dict.fromkeys(cases.values()):
+            names = ", ".join(case for case, its in cases.items() if its == why)
+            reason = textwrap.shorten(without_folders(why).removeprefix(f"{peer}: "), LONG_REASON)
+            lines.append(f"- {peer} ({names}): {reason}")
+    return "\n".join(lines) or "Nothing."
 
 
 def document(record: dict) -> str:
     """The whole of a run as Markdown."""
     versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
-    parts = ["# Results", f"{record['machine']}; {record['setting']}.", f"{versions}."]
-    parts += ["## CPU µs for each request, median", overview(record), "## All figures"]
+    parts = ["# Results", f"{record['machine']}; {record['setting']}.", f"{versions}.", f"By `{record['command']}`."]
+    parts += ["## CPU µs for each request, median", overview(record)]
+    parts += ["## Left out", left_out(record), "## All figures"]
     for name, case in record["cases"].items():
         parts.append(f"### {name}: {case['about']}\n\n{case_table(case['summary'])}")
-    failed = [f"- {p}, {case}: {why}" for p, cases in record.get("failed", {}).items() for case, why in cases.items()]
-    if failed:
-        parts += ["## Left out", "\n".join(failed)]
     return "\n\n".join(parts) + "\n"
 
 

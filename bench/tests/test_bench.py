@@ -9,6 +9,7 @@ import subprocess
 import unittest
 import unittest.mock
 
+import compare
 from benchkit import bench, loads, machine, peers
 from benchkit.cases import CASES
 
@@ -113,6 +114,11 @@ class Samples(unittest.TestCase):
             self.bench.start()
         self.assertEqual(ours.failed, {"all cases": "l7rp did not start"})
         self.assertNotIn(ours, self.bench.peers)
+
+    def test_a_case_without_a_rate_is_told(self):
+        self.bench.with_rate = unittest.mock.Mock(side_effect=RuntimeError("no right answer"))
+        self.assertIsNone(compare.measured(self.bench, CASES["openloop50"]))
+        self.assertEqual(self.bench.peers[1].failed, {"openloop50": "no right answer"})
 
 
 class Times(unittest.TestCase):

@@ -1,6 +1,10 @@
 """Figures, tables, plots, and what is written into the README."""
 
+import json
+import tempfile
 import unittest
+from pathlib import Path
+from unittest import mock
 from xml.etree import ElementTree
 
 import publish
@@ -27,7 +31,10 @@ def record():
             "tls": case(l7rp=sample(15.0), nginx=sample(13.0)),
             "openloop": case(1000, l7rp=sample(40.0, p50=0.2, p99=1.5, p999=3.0), nginx=late),
         },
-        "failed": {"nginx": {"h2": "no answer"}},
+        "command": "compare.py -c small,tls,openloop",
+        "not_asked": {"proxies": ["envoy"], "cases": []},
+        "left_out": {"nginx": {"h2": "no answer", "h2c": "no answer"},
+                     "pingora": {"all cases": "pingora: /a/b/bin/pingora-peer:\nnot there"}},
     }
 
 
@@ -53,9 +60,25 @@ class Tables(unittest.TestCase):
         self.assertEqual(variants.splitlines()[0], "| case | l7rp | l7rp-log |")
         self.assertEqual(variants.splitlines()[2:], ["| small | 11.0 | 12.5 |"])
 
+    def test_figures_with_errors_are_marked(self):
+        told = record()
+        small = told["cases"]["small"]["summary"]
+        small["l7rp"] = report.summary([sample(11.0), sample(11.0, errors=2), sample(11.0)])
+        self.assertEqual(small["l7rp"]["errors"], 2)
+        self.assertIn("| small | **11.0**† | 14.0 |", report.overview(told))
+        self.assertIn("† with errors", report.overview(told))
+        self.assertNotIn("†", report.overview(record()))
+
+    def test_folders_of_the_machine_are_no_result(self):
+        for text, want in (("--work /a/b/w -p l7rp,/a/o.toml", "--work w -p l7rp,o.toml"), ("--work=/a/b/w", "--work=w"),
+                           ("target/bench/run at http://h:1/a/b", "target/bench/run at http://h:1/a/b")):
+            self.assertEqual(report.without_folders(text), want)
+
     def test_the_document_has_it_all(self):
         text = report.document(record())
-        for part in ("2 CPUs; 3 rounds.", "### openloop: a & b", "| l7rp | 40.00 |", "- nginx, h2: no answer"):
+        for part in ("2 CPUs; 3 rounds.", "### openloop: a & b", "| l7rp | 40.00 |", "By `compare.py -c small,tls,openloop`.",
+                     "- not asked for: proxies envoy\n- nginx (h2, h2c): no answer\n"
+                     "- pingora (all cases): pingora-peer: not there\n"):
             self.assertIn(part, text)
 
     def test_the_readme_keeps_the_rest(self):
@@ -88,6 +111,24 @@ class Plots(unittest.TestCase):
         self.assertEqual(len(bars), 8)
         ours = [bar.get("fill") for bar in bars if bar.get("fill") == plots.OURS]
         self.assertEqual(len(ours), 5)
+
+    def test_a_picture_that_the_run_has_nothing_for_goes(self):
+        told, without = record(), record()
+        del without["cases"]["openloop"]
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            readme, results, plot = folder / "README.md", folder / "results.json", folder / "plots/openloop.svg"
+            readme.write_text("a\n<!-- bench -->\n<!-- /bench -->\nb\n")
+            for run, has in ((told, True), (without, False)):
+                results.write_text(json.dumps(run))
+                with mock.patch.multiple(publish, HERE=folder, README=readme), mock.patch("sys.argv", ["", results]):
+                    self.assertEqual(publish.main(), 0)
+                self.assertEqual((plot.exists(), "openloop.svg" in readme.read_text()), (has, has))
+                self.assertIn("2 CPUs; by `compare.py -c small,tls,openloop`.", readme.read_text())
+                self.assertIn("](bench/plots/cpu.svg)", readme.read_text())
+
+    def test_pictures_of_the_readme_are_between_the_marks(self):
+        self.assertNotIn(".svg", publish.into(publish.README.read_text(), ""))
 
     def test_who_falls_behind_is_told(self):
         [(title, bars)] = publish.latency_panels(record())
