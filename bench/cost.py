@@ -5,7 +5,7 @@ spells; one process that is loaded for a second in each setting, in turn, has ne
 round; the tables give their medians, and the quarters below and above.
 
   cost.py [--rounds 20] [--starts 3]     # each start is another process
-  cost.py --lines 100000                 # and so many lines a second: does the tail of latency move?
+  cost.py --lines 100000                 # instead, so many lines a second: does the tail of latency move?
 """
 
 import argparse
@@ -17,7 +17,6 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,6 +36,10 @@ SETTINGS = {
     "log, traces": {"access_log": "true", "more_top": TRACING},
     "log, traces, header": {"access_log": "true", "more_top": TRACING, "more_listener": TOLD},
 }
+COSTS = ("A small answer through the proxy, 64 connections; starts: {starts}, each with {rounds} rounds of {seconds} s "
+         "in each setting.")
+TAILS = ("{lines} answers a second are due, made by the proxy itself without an upstream, on 16 connections; without "
+         "the log and with it, {rounds} rounds of {seconds} s; medians; latency from the time due.")
 RELOAD_SECONDS = 5
 RELOADS = 'proxy_config_reloads_total{outcome="ok"}'
 
@@ -71,17 +74,17 @@ class Subject:
                 raise PeerError(f"the reload has not come: {(values['run'] / 'output.log').read_text()[-500:]}")
             time.sleep(0.02)
 
-    def times(self) -> Counter:
-        """Nanoseconds of processor time: of the workers, and of all other threads."""
-        seen = Counter()
+    def times(self) -> tuple[int, int]:
+        """Nanoseconds of processor time: of the workers, and of the whole process with threads that have ended."""
+        workers = 0
         for task in Path(f"/proc/{self.peer.process.pid}/task").iterdir():
-            kind = "worker" if "worker" in (task / "comm").read_text() else "other"
-            seen[kind] += int((task / "schedstat").read_text().split()[0])
-        return seen
+            if "worker" in (task / "comm").read_text():
+                workers += int((task / "schedstat").read_text().split()[0])
+        return workers, machine.process_nanoseconds(self.peer.process.pid)
 
 
 def quarters(ratios: list[float]) -> str:
-    low, middle, high = statistics.quantiles(ratios, n=4)
+    low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
     return f"{middle:.3f} ({low:.3f}–{high:.3f})"
 
 
@@ -94,8 +97,7 @@ def costs(subject: Subject, load, rounds: int) -> list[dict]:
             subject.set(SETTINGS[name])
             before = subject.times()
             done = load().done
-            took = subject.times() - before
-            this[name] = (took["worker"] / done / 1e3, took.total() / done / 1e3)
+            this[name] = tuple((now - then) / done / 1e3 for now, then in zip(subject.times(), before))
             subject.peer.shorten_logs()
         seen.append(this)
     return seen
@@ -137,13 +139,16 @@ def arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("--rounds", type=int, default=20)
     add("--starts", type=int, default=3)
-    add("--lines", type=int, help="answers a second, made by the proxy itself, over 16 connections")
+    add("--lines", type=int, help="no costs, but latencies at so many answers a second, made by the proxy itself")
     add("--seconds", type=int, default=1, help="length of a sample")
     add("--l7rp", help="the program under test; default: target/release/l7rp of the repository")
     add("--work", default=os.environ.get("BENCH_WORK", REPOSITORY / "target/bench"))
     add("--first-port", type=int, default=18100)
     add("--backend-port", type=int, default=18000)
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.rounds < 2 or args.starts < 1:
+        parser.error("at least two rounds and one start: quarters need two ratios")
+    return args
 
 
 def main() -> int:
@@ -161,18 +166,20 @@ def main() -> int:
     behind, seen, texts = [], [], []
     try:
         behind += [helpers.backend(common["bin"], port, load_cores, 1), helpers.collector(port + 1, load_cores)]
-        for _ in range(args.starts):
+        for start in range(1, args.starts + 1):
             subject = Subject(common, proxy_cores)
             try:
                 entry = subject.peer.port("http")
                 if args.lines:
                     case = replace(CASES["openloop"], rate=args.lines, path="/own", connections=16)
-                    texts.append(tails(subject, lambda: loads.rate(setting, case, entry, args.seconds), args.rounds))
+                    load = lambda: loads.judged(loads.rate(setting, case, entry, args.seconds))
+                    texts += [f"Start {start}: {TAILS.format(**vars(args))}", tails(subject, load, args.rounds)]
                 else:
                     case = CASES["small"]
                     subject.peer.check(case)
-                    loads.wrk(setting, case, entry, args.seconds)
-                    seen += costs(subject, lambda: loads.wrk(setting, case, entry, args.seconds), args.rounds)
+                    load = lambda: loads.judged(loads.wrk(setting, case, entry, args.seconds))
+                    load()
+                    seen += costs(subject, load, args.rounds)
             finally:
                 subject.peer.stop()
     except (PeerError, RuntimeError, OSError, subprocess.TimeoutExpired) as error:
@@ -181,7 +188,7 @@ def main() -> int:
     finally:
         for helper in behind:
             helper.stop()
-    print("\n\n".join(texts) if args.lines else cost_table(seen))
+    print("\n\n".join(texts if args.lines else [COSTS.format(**vars(args)), cost_table(seen)]))
     return 0
 
 
