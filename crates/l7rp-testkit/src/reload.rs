@@ -1,7 +1,7 @@
 //! Other files for a proxy that runs, and what must not change with them.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicU16, Ordering::SeqCst};
 
 use rustix::process::Signal;
@@ -92,9 +92,19 @@ fn listening(line: &str) -> Option<(u64, SocketAddr)> {
 
 /// An address of this machine that nobody else uses, for listeners that have to be known before
 /// they are opened. Its port is none that the system gives away.
+///
+/// # Panics
+/// All of them are in use.
 pub fn own_address() -> SocketAddr {
-    static NEXT: AtomicU16 = AtomicU16::new(0);
+    static NEXT: AtomicU16 = AtomicU16::new(18_000);
     let [_, _, high, low] = std::process::id().to_be_bytes();
-    // Not 127.0.0.1, where other tests are.
-    SocketAddr::from(([127, 128 | high, low, 7], 18_000 + NEXT.fetch_add(1, SeqCst)))
+    loop {
+        let port = NEXT.fetch_add(1, SeqCst);
+        assert!((18_000..30_000).contains(&port), "no port is left");
+        // Not 127.0.0.1, where other tests are. Who listens on all addresses may have it still.
+        let address = SocketAddr::from(([127, 128 | high, low, 7], port));
+        if TcpListener::bind(address).is_ok() {
+            return address;
+        }
+    }
 }
