@@ -168,8 +168,7 @@ impl Worker {
 
     /// Gives up what has not been needed for a while. For once a second.
     pub fn trim(&self) {
-        self.buffers.small.trim();
-        self.buffers.large.trim();
+        self.buffers.trim();
         self.scratches.trim();
         self.crew.trim();
     }
@@ -182,20 +181,37 @@ impl Drop for Worker {
     }
 }
 
-/// Free buffers: the warmest is used first.
+/// Free buffers: the warmest is used first. Those for requests are apart: each is held until its
+/// request is answered, and all of them come round; a response is in its buffer for a moment only,
+/// and the next one is to find the same, which the processor's cache still has.
 #[derive(Debug)]
 pub struct Buffers {
+    requests: Spare<Vec<u8>>,
     small: Spare<Vec<u8>>,
     large: Spare<Vec<u8>>,
 }
 
 impl Default for Buffers {
     fn default() -> Self {
-        Self { small: Spare::new(KEPT), large: Spare::new(KEPT / 32) }
+        let [requests, small] = [(); 2].map(|()| Spare::new(KEPT));
+        Self { requests, small, large: Spare::new(KEPT / 32) }
     }
 }
 
 impl Buffers {
+    /// An empty buffer of 20 KiB for what a client asks.
+    pub fn request(&self) -> Vec<u8> {
+        self.requests.take().unwrap_or_else(|| Vec::with_capacity(SMALL))
+    }
+
+    /// Gives one back that was for requests, unless it has grown.
+    pub fn give_request(&self, mut buffer: Vec<u8>) {
+        if buffer.capacity() == SMALL {
+            buffer.clear();
+            self.requests.give(buffer);
+        }
+    }
+
     /// An empty buffer of 20 KiB.
     pub fn small(&self) -> Vec<u8> {
         self.small.take().unwrap_or_else(|| Vec::with_capacity(SMALL))
@@ -215,6 +231,12 @@ impl Buffers {
         };
         buffer.clear();
         spare.give(buffer);
+    }
+
+    fn trim(&self) {
+        self.requests.trim();
+        self.small.trim();
+        self.large.trim();
     }
 }
 

@@ -89,7 +89,7 @@ async fn serve_busy(
         if next == Next::Http2 {
             return (next, buf);
         }
-        worker.buffers.give(buf);
+        worker.buffers.give_request(buf);
         let may_go_on = next == Next::KeepAlive && client.has_spoken;
         if !may_go_on || !client.wait(worker, listener, SOON).await {
             return (next, Vec::new());
@@ -129,7 +129,7 @@ fn take_buffer(worker: &Worker, client: &mut Client) -> Vec<u8> {
         // There may be many of them on one connection; each gets the head itself.
         Vec::new()
     } else {
-        worker.buffers.small()
+        worker.buffers.request()
     }
 }
 
@@ -188,7 +188,7 @@ async fn serve_burst(
         buf.drain(..len + used);
         if client.ahead.capacity() > 0 {
             buf.extend_from_slice(&client.ahead);
-            worker.buffers.give(std::mem::take(&mut client.ahead));
+            worker.buffers.give_request(std::mem::take(&mut client.ahead));
         }
         skip_empty_lines(buf);
         if buf.is_empty() {
@@ -278,7 +278,7 @@ fn shrink(worker: &Worker, buf: &mut Vec<u8>) {
     if buf.capacity() >= SMALL && buf.len() <= PIECE / 2 {
         let mut little = Vec::with_capacity(PIECE);
         little.extend_from_slice(buf);
-        worker.buffers.give(std::mem::replace(buf, little));
+        worker.buffers.give_request(std::mem::replace(buf, little));
     }
 }
 
