@@ -39,6 +39,10 @@ pub(super) const MAX_INTERIM: u32 = 32;
 pub(super) const MAX_RESPONSE_HEAD: Limits =
     Limits { max_head: 64 << 10, max_fields: 256, max_target: 0 };
 
+/// Octets that are kept free in front of what is read from an upstream. There is then room for the
+/// head as the client gets it, which is some fields longer, right before the body.
+const ROOM: usize = 256;
+
 /// A connection on which the head of a response has come.
 #[derive(Debug)]
 pub struct Lap {
@@ -148,7 +152,7 @@ impl Attempt<'_, '_, '_> {
                 }
                 Err(failure) => {
                     // The upstream has most likely closed it while it was idle, as it may.
-                    let stale = buf.is_empty() && is_stale(failure, reused, first);
+                    let stale = buf.len() <= ROOM && is_stale(failure, reused, first);
                     worker.buffers.give(buf);
                     if failure == Failure::ResponseTimeout {
                         place.waited(took, now);
@@ -234,19 +238,19 @@ impl Attempt<'_, '_, '_> {
         words: &mut String,
     ) -> Result<(usize, usize), Failure> {
         let to_head = self.x.incoming.head.method == Method::Head;
-        let (mut at, mut looked_at) = (0, 0);
+        let (mut at, mut looked_at) = (ROOM, ROOM);
         let mut interim = 0;
         loop {
             // Only the end of a line can change what is known of a head, so that one in many
             // pieces costs no more than one look a line.
-            let unseen = &buf[looked_at..];
+            let unseen = buf.get(looked_at..).unwrap_or_default();
             let news = if looked_at == at {
                 !unseen.is_empty()
             } else {
                 memchr::memchr(b'\n', unseen).is_some()
             };
-            if !news && buf.len() - at < MAX_RESPONSE_HEAD.max_head {
-                looked_at = buf.len();
+            if !news && buf.len() < at + MAX_RESPONSE_HEAD.max_head {
+                looked_at = buf.len().max(ROOM);
                 self.read_more(place, stream, upload, buf, interim > 0).await?;
                 continue;
             }
@@ -362,7 +366,10 @@ fn poll_response(
     // No buffer is held while nothing has come.
     if buf.capacity() == 0 {
         match stream.poll_readable(cx) {
-            Poll::Ready(Ok(())) => *buf = x.worker.buffers.small(),
+            Poll::Ready(Ok(())) => {
+                *buf = x.worker.buffers.small();
+                buf.resize(ROOM, 0);
+            }
             Poll::Ready(Err(e)) => return Poll::Ready(Err(closed(&e))),
             Poll::Pending => return Poll::Pending,
         }
@@ -465,7 +472,7 @@ pub(super) fn report(
 }
 
 /// What was wrong with a response's head, for the event: the fields that contradict one
-/// another, or the limit.
+/// another, the limit, or else what stands on its first line.
 fn describe(response: &Response, failure: Failure, head: &[u8]) -> String {
     let Limits { max_head, max_fields, .. } = MAX_RESPONSE_HEAD;
     match failure {
@@ -487,7 +494,11 @@ fn describe(response: &Response, failure: Failure, head: &[u8]) -> String {
                 .collect();
             format!("{}: {}", failure.meaning().reason, words.join(", "))
         }
-        _ => failure.meaning().reason.to_owned(),
+        _ => {
+            let line = head.split(|&b| b == b'\n').next().unwrap_or_default().trim_ascii_end();
+            let most = &line[..line.len().min(64)];
+            format!("{}: it begins with `{}`", failure.meaning().reason, most.escape_ascii())
+        }
     }
 }
 

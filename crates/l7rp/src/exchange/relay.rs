@@ -13,7 +13,7 @@ use l7rp_core::http1::encode::{self, ToClient};
 use l7rp_core::http1::response::Response;
 use l7rp_core::names::{Nanos, Status};
 
-use super::attempt::{Lap, PATIENCE, look_again};
+use super::attempt::{Lap, PATIENCE, look_again, report};
 use super::client::{Client, poll_write_from, unwritable};
 use super::dispatch::Answered;
 use super::record::Record;
@@ -44,11 +44,12 @@ struct Download {
     len: usize,
     /// Content of a decoded body, written instead of `buf`.
     decoded: Vec<u8>,
-    /// Octets of the head's buffer that are out, and how many of that buffer are head.
+    /// Octets of the head's buffer that are out.
     head_sent: usize,
+    /// Octets of the head, wherever they lie.
     head_len: usize,
-    /// Octets of content that are out, framing included where it is passed on.
-    body_sent: u64,
+    /// Octets that are out, of the head and of the content; framing included where it is passed on.
+    sent: u64,
     /// How a call of gRPC went, by the trailers.
     grpc: Option<u8>,
     /// The upstream has sent more than the message.
@@ -118,6 +119,7 @@ pub async fn run<'a>(
     let now = x.worker.process.clock.now();
     let took = place.settle(end, now);
     record.ends(&place, tried(result, status), took);
+    let _ = result.inspect_err(|failure| report(x, pool, place.upstream(), *failure, ""));
     drop(place);
     let reusable = result.is_ok() && upload.is_sent() && response.keep_alive && !download.surplus;
     if reusable {
@@ -292,7 +294,7 @@ impl Download {
             decoded: Vec::new(),
             head_sent: 0,
             head_len: 0,
-            body_sent: 0,
+            sent: 0,
             grpc: None,
             surplus: false,
             full_reads: 0,
@@ -302,8 +304,9 @@ impl Download {
         }
     }
 
-    /// Looks at what came with the head. A short part of the body is put behind the head, for
-    /// one plain write costs less than one of two pieces.
+    /// Looks at what came with the head. A short part of the body is put behind the head, and the
+    /// head before a longer one where there is room, for one plain write costs less than one of
+    /// two pieces.
     fn first(&mut self, head: &mut Vec<u8>) -> Result<(), Failure> {
         const SHORT: usize = 2 << 10;
         self.head_len = head.len();
@@ -312,6 +315,11 @@ impl Download {
             let body = if self.decode { &self.decoded } else { &self.buf };
             head.extend_from_slice(&body[self.at..self.len]);
             self.at = self.len;
+        } else if !self.decode && head.len() <= self.at {
+            let begins = self.at - head.len();
+            self.buf[begins..self.at].copy_from_slice(head);
+            self.at = begins;
+            head.clear();
         }
         Ok(())
     }
@@ -327,7 +335,7 @@ impl Download {
 
     /// Octets of body that are out.
     fn body_sent(&self) -> u64 {
-        self.body_sent + self.head_sent.saturating_sub(self.head_len) as u64
+        self.sent.saturating_sub(self.head_len as u64)
     }
 
     /// Looks at what was read, from `from` on, and makes it the range to be written.
@@ -378,7 +386,7 @@ impl Download {
                 let of_head = n.min(head.len() - self.head_sent);
                 self.head_sent += of_head;
                 self.at += n - of_head;
-                self.body_sent += (n - of_head) as u64;
+                self.sent += n as u64;
                 if self.at < self.len {
                     self.progress = worker.process.clock.now();
                 }

@@ -135,6 +135,8 @@ fn is_cut(
     let metrics = proxy.metrics();
     assert_eq!(metrics.sum("proxy_upstream_requests_total", &[("status", "err")]), 1.0, "{answer}");
     assert_eq!(metrics.sum("proxy_upstream_inflight", &[]), 0.0);
+    let event = proxy.wait_for_event("upstream_error", |e| e["reason"] == reason, SOON);
+    assert_eq!(event["upstream"], origin.url());
 }
 
 #[test]
