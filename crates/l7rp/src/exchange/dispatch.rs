@@ -293,7 +293,9 @@ impl<'a> Tries<'_, '_, 'a> {
             .flatten()
     }
 
-    fn count_retry(&self, helped: bool) {
+    fn count_retry(&self, is_answer: bool) {
+        // One that another try was wanted for has not helped, although the client gets it.
+        let helped = is_answer && self.record.stop.is_none();
         let stats = &self.attempt.route.stats[self.attempt.x.worker.index];
         if helped { stats.retries_succeeded.up() } else { stats.retries_failed.up() }
     }

@@ -61,6 +61,9 @@ fn what_is_not_listed_is_passed_on() {
         assert_eq!((answer.status(), answer.text().as_str()), (status, "said"), "{keys}");
         assert_eq!(requests(&origins), tries, "{keys}: {status}");
         assert_eq!(attempts(&proxy, "/"), tries as u64);
+        // None has given what was wanted, and yet the client has the last answer.
+        let again = (tried_again(&proxy, "success"), tried_again(&proxy, "failure"));
+        assert_eq!(again, (0.0, tries as f64 - 1.0), "{keys}: {status}");
         assert_at_rest(&proxy);
     }
 }
