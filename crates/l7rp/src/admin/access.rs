@@ -1,5 +1,5 @@
-//! Who may change something. Looking is free for all who can connect; where it takes a POST, web
-//! pages from elsewhere are left out of that, too.
+//! Who may change something. Looking is free for all who can connect, but for web pages from
+//! elsewhere.
 //!
 //! A Unix-domain socket has its file's permissions. Over TCP a token must be shown; without one
 //! configured, only this machine is let in. Web pages are let in nowhere: a browser that has one
@@ -10,7 +10,7 @@ use std::net::IpAddr;
 
 use crate::config::plan::AdminToken;
 
-/// What is known of a request that would change something. Fields as they came; absent: `None`.
+/// What is known of a request. Fields as they came; absent: `None`.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Knock<'a> {
     /// Who asks; `None`: somebody on a Unix-domain socket.
@@ -51,15 +51,25 @@ pub(super) enum Refusal {
 
 /// Whether a POST that changes nothing may be answered.
 pub(super) fn decide_look(knock: &Knock<'_>) -> Result<(), Refusal> {
-    if knock.is_ambiguous {
-        return Err(Refusal::Ambiguous);
-    }
-    if is_from_here(knock) { Ok(()) } else { Err(Refusal::OtherSite) }
+    only_from_here(knock)?;
+    decide_read(knock)
+}
+
+/// Whether what a GET asks for may be shown. A browser lets no page read what another site has
+/// answered, and so a link to here may come from anywhere; but the page may be of the site that
+/// the browser takes this to be.
+pub(super) fn decide_read(knock: &Knock<'_>) -> Result<(), Refusal> {
+    let may_be_a_page = match knock.peer {
+        Some(peer) => peer.to_canonical().is_loopback(),
+        None => is_browser(knock),
+    };
+    // A name without a dot is given by whoever runs this network, not by a page's owner.
+    if may_be_a_page && knock.host.contains(&b'.') { only_own_name(knock) } else { Ok(()) }
 }
 
 /// Whether a request may change something, with this token configured.
 pub(super) fn decide(knock: &Knock<'_>, token: Option<&AdminToken>) -> Result<(), Refusal> {
-    decide_look(knock)?;
+    only_from_here(knock)?;
     match (knock.peer, token) {
         // Programs say whatever name they like; a browser says that of the page it has open.
         (None, _) if is_browser(knock) => only_own_name(knock)?,
@@ -81,6 +91,14 @@ pub(super) fn decide(knock: &Knock<'_>, token: Option<&AdminToken>) -> Result<()
 
 fn is_browser(knock: &Knock<'_>) -> bool {
     knock.origin.is_some() || knock.fetch_site.is_some()
+}
+
+/// Not for a page from elsewhere.
+fn only_from_here(knock: &Knock<'_>) -> Result<(), Refusal> {
+    if knock.is_ambiguous {
+        return Err(Refusal::Ambiguous);
+    }
+    if is_from_here(knock) { Ok(()) } else { Err(Refusal::OtherSite) }
 }
 
 /// Whether no browser says that it is for a page from elsewhere.
@@ -274,11 +292,31 @@ mod tests {
     #[test]
     fn to_look_takes_no_token_but_no_page_from_elsewhere() {
         for peer in ["127.0.0.1", "unix", "10.0.0.1"] {
-            let knock = Knock { host: b"a.test", has_body: true, ..from(peer) };
+            let knock = Knock { has_body: true, ..from(peer) };
             assert_eq!(decide_look(&knock), Ok(()), "{peer}");
             let page = Knock { origin: Some(b"http://b.test"), ..knock };
             assert_eq!(decide_look(&page), Err(Refusal::OtherSite), "{peer}");
+            // A link from elsewhere may be followed.
+            let link = Knock { fetch_site: Some(b"cross-site"), ..from(peer) };
+            assert_eq!(decide_read(&link), Ok(()), "{peer}");
         }
+    }
+
+    /// Nor does a token help here: it could be guessed without end.
+    #[test]
+    fn a_page_whose_name_is_made_to_lead_here_sees_nothing() {
+        for (peer, want) in
+            [("127.0.0.1", Err(Refusal::OtherHost)), ("unix", Ok(())), ("10.0.0.1", Ok(()))]
+        {
+            let knock = Knock { host: b"evil.example:9090", ..from(peer) };
+            assert_eq!(decide_read(&Knock { host: b"proxy:9090", ..knock }), Ok(()), "{peer}");
+            for decide in [decide_read, decide_look] {
+                assert_eq!(decide(&knock), want, "{peer}");
+            }
+        }
+        let browser =
+            Knock { fetch_site: Some(b"same-origin"), host: b"evil.example", ..from("unix") };
+        assert_eq!(decide_read(&browser), Err(Refusal::OtherHost));
     }
 
     #[test]

@@ -69,6 +69,11 @@ pub(super) fn may_ask(asked: &Asked<'_>) -> Result<(), Answer> {
     access::decide_look(&knock(asked, false)).map_err(refused)
 }
 
+/// Whether something may be shown; if not, what is said instead.
+pub(super) fn may_see(asked: &Asked<'_>) -> Result<(), Answer> {
+    access::decide_read(&knock(asked, false)).map_err(refused)
+}
+
 fn may_change(asked: &Asked<'_>, process: &Process) -> Result<(), Refusal> {
     let guesses = Rate::new(GUESSES.0, GUESSES.1);
     let now = process.clock.now();
@@ -96,7 +101,7 @@ fn refused(refusal: Refusal) -> Answer {
         Refusal::OtherHost => (
             "403 Forbidden",
             "",
-            "without a token, ask for localhost or an address: another name may be made to lead here",
+            "ask for localhost or an address, or show a token with a POST: another name may be made to lead here",
         ),
         Refusal::NoTokenConfigured => (
             "403 Forbidden",

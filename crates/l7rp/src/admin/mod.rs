@@ -4,6 +4,7 @@
 //! | file | has |
 //! |---|---|
 //! | `http` | one request off the wire, one answer onto it |
+//! | `places` | how many are served at once, and who makes room for whom |
 //! | `endpoints` | which answer |
 //! | `access` | who may change something |
 //! | `actions` | what can be changed |
@@ -15,6 +16,7 @@ mod actions;
 mod endpoints;
 mod http;
 mod page;
+mod places;
 pub mod status;
 
 use std::fs::File;
@@ -23,16 +25,14 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use crate::live::Process;
 use crate::serve::listen::{Accepting, Bound};
 use crate::stream::Stream;
 use http::{Answer, Reader};
+use places::{Place, Places};
 
-/// Connections served at once; more wait.
-const MAX_CONNECTIONS: usize = 64;
 /// For one request to come, and for its answer to be taken.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// For what is asked to be done: reading the configuration may take half of it, and so may the
@@ -60,14 +60,13 @@ impl Reserve {
 
 /// Serves the endpoints. Never returns while the socket works.
 pub async fn serve(socket: Bound, process: Arc<Process>) {
-    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let places = Places::default();
     // A socket that the runtime refuses leaves the proxy without these endpoints, no more.
     let Ok(socket) = Accepting::new(socket) else { return };
     let mut reserve = Reserve::default();
     loop {
-        let Ok(place) = places.clone().acquire_owned().await else { return };
         // Not while somebody is served who may need what was held back.
-        if places.available_permits() + 1 == MAX_CONNECTIONS {
+        if places.all_are_free() {
             reserve.fill();
         }
         let mut accepted = poll_fn(|cx| socket.poll_accept(cx)).await;
@@ -79,18 +78,16 @@ pub async fn serve(socket: Bound, process: Arc<Process>) {
             tokio::time::sleep(SHORTAGE_PAUSE).await;
             continue;
         };
+        let Some(place) = places.take().await else { return };
         let process = process.clone();
-        tokio::spawn(async move {
-            connection(stream, peer, &process).await;
-            drop(place);
-        });
+        tokio::spawn(async move { connection(stream, peer, &process, &place).await });
     }
 }
 
 /// Serves one connection; `peer`: its other end, `None` on a Unix-domain socket.
-async fn connection(mut stream: Stream, peer: Option<IpAddr>, process: &Process) {
+async fn connection(mut stream: Stream, peer: Option<IpAddr>, process: &Process, place: &Place) {
     let mut reader = Reader::default();
-    while exchange(&mut stream, &mut reader, peer, process).await.is_some() {
+    while exchange(&mut stream, &mut reader, peer, process, place).await.is_some() {
         // Others have their turn, whatever has been sent ahead: probes are made on this thread.
         tokio::task::yield_now().await;
     }
@@ -102,12 +99,12 @@ async fn exchange(
     reader: &mut Reader,
     peer: Option<IpAddr>,
     process: &Process,
+    place: &Place,
 ) -> Option<()> {
-    // Who stops in the middle costs a place for this long.
-    let asked = match timeout(PATIENCE, reader.next(stream, peer)).await.ok()?? {
+    let asked = match patiently(place, reader.next(stream, peer)).await?? {
         Ok(asked) => asked,
         Err(answer) => {
-            let _ = timeout(PATIENCE, http::write(stream, &answer, false, false)).await;
+            let _ = patiently(place, http::write(stream, &answer, false, false)).await;
             return None;
         }
     };
@@ -117,6 +114,11 @@ async fn exchange(
         Answer::text("504 Gateway Timeout", words)
     });
     let keep = asked.keep_alive && !process.is_succeeded();
-    timeout(PATIENCE, http::write(stream, &answer, keep, asked.is_head)).await.ok()??;
+    patiently(place, http::write(stream, &answer, keep, asked.is_head)).await??;
     keep.then_some(())
+}
+
+/// Waits for the peer, but not for ever, and not if others need the place.
+async fn patiently<T>(place: &Place, act: impl Future<Output = T>) -> Option<T> {
+    timeout(PATIENCE, place.unless_needed(act)).await.ok()?
 }

@@ -89,15 +89,55 @@ fn no_web_page_from_elsewhere_has_something_explained() {
     let (_folder, proxy) = with_token(&origin);
     let ask = |lines: &str| {
         let asked = serde_json::json!({ "url": "http://a.test/" });
-        Client::connect(proxy.admin()).ask(post("proxy.example", "/-/explain", lines, &asked))
+        Client::connect(proxy.admin()).ask(post("localhost", "/-/explain", lines, &asked))
     };
     assert_eq!(ask("").status(), 200);
-    assert_eq!(ask("Origin: http://proxy.example\r\n").status(), 200);
+    assert_eq!(ask("Origin: http://localhost\r\n").status(), 200);
     for lines in ["Origin: http://evil.example\r\n", "Sec-Fetch-Site: cross-site\r\n"] {
         refused(&ask(lines), 403, "same origin");
     }
-    let twice = "Origin: http://proxy.example\r\nOrigin: http://evil.example\r\n";
+    let twice = "Origin: http://localhost\r\nOrigin: http://evil.example\r\n";
     refused(&ask(twice), 400, "at most once");
+}
+
+/// A name that was made to lead here: to the browser all that it shows is of the page's own site.
+#[test]
+fn no_web_page_sees_anything_under_a_name_of_its_own() {
+    let origin = Origin::start(reply::name("x"));
+    let (_folder, proxy) = with_token(&origin);
+    let ask = |head: String| Client::connect(proxy.admin()).ask(head);
+    let get = |path: &str, host: &str| ask(format!("GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n"));
+    for path in ["/", "/metrics", "/status", "/-/plan", "/-/log-level", "/-/none"] {
+        refused(&get(path, "evil.example:9090"), 403, "localhost");
+        assert_ne!(get(path, "localhost:9090").status(), 403, "{path}");
+    }
+    for path in ["/livez", "/readyz", "/-/healthz", "/-/ready"] {
+        assert!(get(path, "probe.example").status() < 300, "{path}");
+    }
+    let asked = serde_json::json!({ "url": "http://a.test/" });
+    refused(&ask(post("evil.example", "/-/explain", "", &asked)), 403, "localhost");
+}
+
+/// Connections on which nothing comes, or not all of a request, keep nobody out.
+#[test]
+fn probes_are_answered_while_others_hold_connections() {
+    let origin = Origin::start(reply::name("x"));
+    let proxy = over(&[&origin]).start();
+    let hold = |part: &str| {
+        let mut held = Client::connect(proxy.admin());
+        held.send(part);
+        held
+    };
+    let _held: Vec<_> = ["", "GET /met"]
+        .into_iter()
+        .flat_map(|part| (0..70).map(move |_| part))
+        .map(hold)
+        .collect();
+    let began = std::time::Instant::now();
+    for _ in 0..3 {
+        assert_eq!(proxy.ask_admin("/livez").status(), 204);
+    }
+    assert!(began.elapsed() < SOON, "the patience with one that holds a connection is longer");
 }
 
 /// Which of two counts is a matter of opinion: somebody in between may have another.

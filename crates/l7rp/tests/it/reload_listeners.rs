@@ -329,7 +329,10 @@ fn the_admin_endpoints_move_too() {
     let proxy = start(&with(old.to_string()));
     assert_eq!(proxy.ask_admin("/livez").status(), 204);
     proxy.reload(&with(new.to_string()));
-    let ask = |address| Client::connect(address).get("/metrics").text();
+    let ask = |address| {
+        let get = "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n";
+        Client::connect(address).ask(get).text()
+    };
     assert!(ask(new).contains("\nproxy_config_generation 2\n"));
     eventually(SOON, || refuses(old));
     let taken = TcpListener::bind(old).expect("it is free again");
