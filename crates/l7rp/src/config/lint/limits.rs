@@ -4,6 +4,8 @@
 //! upstream, and keeps all of them; a limit is never reached if one before it is as low, or if all
 //! those behind it are together.
 
+use std::collections::BTreeSet;
+
 use super::{Lint, at};
 use crate::config::file::KeyPath;
 use crate::config::plan::{Listener, Pool, Retry, Route};
@@ -48,10 +50,13 @@ fn pool(lint: &mut Lint<'_>, index: usize, pool: &Pool, process: u32) {
     let pool_at = at("upstream_pools", index);
     let own_at = pool_at.key("max_in_flight");
     let own = pool.max_in_flight;
+    let mut any = false;
     if is_over(own, process) {
         outer(lint, &own_at, own, "the process", process);
+    } else if let Some(before) = before(lint, index).filter(|sum| own > 0 && *sum <= own.into()) {
+        any = true;
+        inner(lint, &own_at, own, "the listeners before it", before);
     }
-    let mut any = false;
     for (ix, upstream) in pool.upstreams.iter().enumerate() {
         let limit = upstream.max_in_flight;
         let at = pool_at.key("upstreams").index(ix).key("max_in_flight");
@@ -73,6 +78,13 @@ fn pool(lint: &mut Lint<'_>, index: usize, pool: &Pool, process: u32) {
     {
         inner(lint, &own_at, own, "all its upstreams", sum);
     }
+}
+
+/// What the listeners take together that lead to a pool, if each has a limit.
+fn before(lint: &Lint<'_>, pool: usize) -> Option<u64> {
+    let leading: BTreeSet<_> =
+        lint.routes_to(pool).flat_map(|(_, route)| lint.listeners_of(route)).collect();
+    sum(leading.iter().map(|&listener| lint.plan.listeners[listener].max_in_flight))
 }
 
 fn outer(lint: &mut Lint<'_>, at: &KeyPath, limit: u32, who: &str, most: u32) {

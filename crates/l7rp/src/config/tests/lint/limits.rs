@@ -67,6 +67,26 @@ fn limits_of_pools_that_are_never_reached() {
 }
 
 #[test]
+fn limits_of_pools_that_their_listeners_never_reach() {
+    let text = |listener: &str, own: &str| {
+        let (listener, pool) =
+            (format!("max_in_flight: {listener}"), format!("max_in_flight: {own}"));
+        With { listener: &listener, pool: &pool, ..With::default() }.text()
+    };
+    found(&[(
+        text("5", "5"),
+        "8:20 upstream_pools[0].max_in_flight: `max_in_flight` 5 is never reached: the listeners before it together take no more than 5 at once [unreached-limit]",
+    )]);
+    clean(&[
+        text("5", "4"),
+        text("0", "5"),
+        text("5", "0"),
+        and_listener(&text("5", "6"), "name: other, bind: '127.0.0.1:8081'"),
+        and_listener(&text("5", "6"), "name: other, bind: '127.0.0.1:8081', max_in_flight: 2"),
+    ]);
+}
+
+#[test]
 fn targets_that_are_never_so_long() {
     let lengths = |head: &str, target: &str| {
         listener(&format!(
