@@ -85,7 +85,11 @@ impl Text {
 
 fn routes(text: &mut Text, snapshot: &Snapshot) {
     let name = "proxy_requests_total";
-    text.family(name, "counter", "Requests answered, by route, method and status.");
+    text.family(
+        name,
+        "counter",
+        "Requests that a route was found for, by route, method and status.",
+    );
     for route in &snapshot.routes {
         for method in Method::ALL {
             let seen = route.stats.iter().filter_map(|shard| shard.seen(method));
@@ -152,7 +156,7 @@ fn tries(text: &mut Text, snapshot: &Snapshot) {
     );
     family(
         "proxy_retry_attempts_total",
-        "Tries after the first, by whether their response went to the client.",
+        "Tries after the first, by whether they gave an answer that no other try was wanted for.",
         Some("outcome"),
         &[("success", |s| &s.retries_succeeded), ("failure", |s| &s.retries_failed)],
     );
@@ -409,7 +413,11 @@ fn reloads(text: &mut Text, process: &Process) {
     };
     text.sample(name, &[], at as f64 / 1000.0);
     let name = "proxy_config_generation";
-    text.family(name, "gauge", "1 at the start, and one more with each reload.");
+    text.family(
+        name,
+        "gauge",
+        "1 at the start, and one more with each reload or change of a weight.",
+    );
     text.sample(name, &[], process.generation());
 }
 
