@@ -29,7 +29,7 @@ const MOST_BODY: u64 = 1 << 40;
 #[derive(Args, Clone, Debug)]
 #[command(
     after_help = "--help lists all options. Exit codes: 0 all requests were answered, whatever \
-                  the\nstatus; 1 one has failed, or there was no load at all; 2 wrong usage.",
+                  the\nstatus; 1 one has failed or was given up, or there was no load; 2 wrong usage.",
     after_long_help = NOTES
 )]
 pub struct Load {
@@ -122,8 +122,8 @@ on what was not asked for, is opened again once for the same request, and counte
 
 SIGINT ends the load early, with a report; a second one does not wait for what is in flight.
 
-Exit codes: 0 all requests were answered, whatever the status; 1 one has failed, or there was no
-load at all; 2 wrong usage.";
+Exit codes: 0 all requests were answered, whatever the status; 1 one has failed or was given up, or
+there was no load at all; 2 wrong usage.";
 
 pub(super) fn run(asked: &Load) -> ExitCode {
     let plan = plan(asked);

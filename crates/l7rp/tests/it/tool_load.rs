@@ -366,9 +366,15 @@ fn a_signal_ends_the_load_and_not_what_is_in_flight() {
 
 #[test]
 fn a_second_signal_ends_that_too() {
-    let origin = Origin::start(reply::hang);
+    let origin = Origin::start(|call| {
+        if call.number > 0 {
+            return reply::hang(call);
+        }
+        call.send(reply::ok("x"));
+        Then::Next
+    });
     let child = begin("--json --duration 1h --timeout 1h -c 3", &origin.url());
-    eventually(SOON, || origin.requests() == 3);
+    eventually(SOON, || origin.requests() == 4);
     signal(&child);
     // Two signals that come at once may be one.
     let ended = std::thread::scope(|scope| {
@@ -385,6 +391,7 @@ fn a_second_signal_ends_that_too() {
     });
     let json = ended.json();
     assert_eq!((ended.code, &json["cut"], errors(&json)), (Some(1), &3.into(), 0), "{json:#}");
+    assert_eq!(json["answers"], 1);
 }
 
 #[test]

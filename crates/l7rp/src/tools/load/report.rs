@@ -156,9 +156,9 @@ impl Report {
         }
     }
 
-    /// Whether a request has failed, or none was answered. No status is a failure.
+    /// Whether a request has failed or was given up, or none was answered. No status is a failure.
     pub fn has_failed(&self) -> bool {
-        self.errors.values().any(|count| *count > 0) || self.answers == 0
+        self.errors.values().any(|count| *count > 0) || self.cut > 0 || self.answers == 0
     }
 
     /// As a table and a picture, at most 80 columns wide unless the URL or an error is long.
@@ -368,6 +368,8 @@ mod tests {
         assert!(behind.text(Ink::Ascii).contains("7 requests were due"), "{behind:?}");
         let failed = report(&|one| one.tally.failed(Failure::new(Kind::Tls, "no")));
         assert!(failed.has_failed() && failed.text(Ink::Ascii).contains("tls: no"));
+        let given_up = report(&|one| one.tally.cut = 1);
+        assert!(given_up.has_failed() && given_up.text(Ink::Ascii).contains("given up"));
         assert!(failed.text(Ink::Ascii).contains("1 of 7 requests failed. No latency has them"));
         assert!(
             Report::new(&plan(Pace::Closed, end), START, vec![outcome(0, cut_off)]).has_failed()
