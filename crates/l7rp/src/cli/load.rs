@@ -117,8 +117,9 @@ const NOTES: &str = "\
 Latency counts from when a request was due, in a closed loop from when it was sent, to the last
 octet of its answer. Connecting is a part of it for a request that needs a new connection: with
 --new-connections, after an answer that closes the last one, and after a failure. The rate is that
-of the answers before the cut-off. A kept connection that the peer closes without a word, or sends
-on what was not asked for, is opened again once for the same request, and counted.
+of the answers before the cut-off, with --requests until the last answer. A kept connection that the
+peer closes without a word, or sends on what was not asked for, is opened again once for the same
+request, and counted.
 
 SIGINT ends the load early, with a report; a second one does not wait for what is in flight.
 

@@ -184,6 +184,23 @@ fn what_cannot_be_started_is_told() {
 }
 
 #[test]
+fn the_rate_of_a_number_of_requests_is_that_until_the_last_answer() {
+    let origin = Origin::start(|call| {
+        if call.number >= 20 {
+            return reply::hang(call);
+        }
+        call.send(reply::ok("x"));
+        Then::Next
+    });
+    let json = load("--json --requests 24 -c 4 --timeout 2s", &origin.url()).json();
+    assert_eq!((&json["answers"], &json["errors"]["timeout"]), (&20.into(), &4.into()));
+    let seconds = json["duration_s"].as_f64().expect("seconds");
+    assert!(seconds < 2.0, "{json:#}");
+    let answers = json["rate_per_s"].as_f64().expect("a rate") * seconds;
+    assert!((answers - 20.0).abs() < 0.01, "{json:#}");
+}
+
+#[test]
 fn what_is_in_flight_at_the_cut_off_is_waited_for() {
     let origin = Origin::start(reply::slow("x", Duration::from_millis(300)));
     for line in ["--duration 1s -c 8", "--duration 1s -c 8 --rate 20"] {

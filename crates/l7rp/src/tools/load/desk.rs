@@ -153,11 +153,13 @@ impl Desk {
         let measured = schedule.as_ref().is_some_and(|s| s.is_measured(now, turn.counts));
         tally.measured += u64::from(measured && outcome.is_ok());
         if turn.counts {
-            tally.last = now;
             tally.sent += moved.sent;
             tally.received += moved.received;
             match outcome {
-                Ok(status) => tally.answered(status, now.since(turn.due)),
+                Ok(status) => {
+                    tally.last = now;
+                    tally.answered(status, now.since(turn.due));
+                }
                 Err(failure) => tally.failed(failure),
             }
         } else {

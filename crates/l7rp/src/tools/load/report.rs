@@ -27,8 +27,8 @@ pub struct Report {
     connections: usize,
     threads: usize,
     warm_up_s: f64,
-    /// From the end of the warm-up to the cut-off, or to the last answer if there was a number of
-    /// requests to be made.
+    /// From the end of the warm-up to the cut-off, or to the last answer (0 without any) if there
+    /// was a number of requests to be made.
     duration_s: f64,
     /// Ended by a signal.
     interrupted: bool,
