@@ -183,6 +183,26 @@ fn what_cannot_be_started_is_told() {
     assert!(told.out.contains("were due but never started"), "{}", told.out);
 }
 
+/// Answers at once, but what comes first is not answered at all.
+fn hangs_once(call: &mut Call<'_>) -> Then {
+    if call.number == 0 {
+        return reply::hang(call);
+    }
+    call.send(reply::ok("x"));
+    Then::Next
+}
+
+#[test]
+fn a_request_that_hangs_takes_no_part_of_the_rate() {
+    let origin = Origin::start(hangs_once);
+    let line = "--json --rate 20 --duration 2s -c 2 --threads 2 --timeout 3s";
+    let json = load(line, &origin.url()).json();
+    let (answers, never) = (count(&json["answers"]), count(&json["never_started"]));
+    assert_eq!((&json["errors"]["timeout"], answers + never), (&1.into(), 39), "{json:#}");
+    // The other place was free for most of those that each thread could have had.
+    assert!(answers > 30, "{json:#}");
+}
+
 #[test]
 fn the_rate_of_a_number_of_requests_is_that_until_the_last_answer() {
     let origin = Origin::start(|call| {
