@@ -1,8 +1,8 @@
 //! `l7rp load`: what it makes is what a server sees, and what it tells is what has happened.
 
 use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use l7rp_testkit::{Call, Gate, Origin, SOON, Signal, Then, Value, eventually, let_pass, reply};
 use rustix::process::{Pid, kill_process};
@@ -218,6 +218,33 @@ fn the_rate_of_a_number_of_requests_is_that_until_the_last_answer() {
     assert!(seconds < 2.0, "{json:#}");
     let answers = json["rate_per_s"].as_f64().expect("a rate") * seconds;
     assert!((answers - 20.0).abs() < 0.01, "{json:#}");
+}
+
+#[test]
+fn what_is_waited_for_at_the_end_does_not_make_the_tool_less_busy() {
+    const DRAIN: Duration = Duration::from_secs(3);
+    /// The share of its time that the one thread was busy.
+    fn busy(line: &str, late: impl Fn(&Call<'_>) -> bool + Send + Sync + 'static) -> f64 {
+        let origin = Origin::start(move |call| {
+            if late(call) {
+                let_pass(DRAIN);
+            }
+            call.send(reply::ok("x"));
+            Then::Next
+        });
+        let json = good(&format!("-c 4 --threads 1 {line}"), &origin.url());
+        let share = |key| json["tool"][key].as_f64().expect("a share");
+        share("running_ratio") + share("waiting_ratio")
+    }
+    let usual = busy("--requests 2000", |_| false);
+    // One place is late from the beginning on.
+    let one = busy("--requests 2000", |call| call.number == 0);
+    // At the cut-off all of them are.
+    let begun = OnceLock::new();
+    let is_late =
+        move |_: &Call<'_>| begun.get_or_init(Instant::now).elapsed() > Duration::from_millis(500);
+    let all = busy("--duration 600ms", is_late);
+    assert!(one > usual / 2.0 && all > usual / 2.0, "{usual}, {one}, {all}");
 }
 
 #[test]

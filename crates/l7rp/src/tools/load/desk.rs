@@ -9,10 +9,11 @@ use std::time::Duration;
 use l7rp_core::http1::response::Response;
 use l7rp_core::names::Nanos;
 use tokio::sync::{Notify, Semaphore, oneshot};
-use tokio::time::{sleep, timeout_at};
+use tokio::time::{sleep, sleep_until, timeout_at};
 
 use super::Work;
 use super::alarm::Alarm;
+use super::busy::Busy;
 use super::schedule::{Next, Schedule, Turn};
 use super::tally::{Failure, Kind, Tally};
 use super::target::Target;
@@ -45,6 +46,8 @@ pub(super) struct Desk {
     changed: Notify,
     opening: Semaphore,
     in_flight: Cell<u64>,
+    /// What the thread had done when the last request had been started, and when that was.
+    started_all: Cell<Option<(Busy, Nanos)>>,
 }
 
 impl Desk {
@@ -61,6 +64,7 @@ impl Desk {
             changed: Notify::new(),
             opening: Semaphore::new(OPENING),
             in_flight: Cell::new(0),
+            started_all: Cell::new(None),
         }
     }
 
@@ -74,11 +78,34 @@ impl Desk {
         if let Some(schedule) = &mut *self.schedule.borrow_mut() {
             schedule.end(now);
         }
+        self.mark_started_all(now);
         self.changed.notify_one();
+    }
+
+    /// Marks the cut-off, as it may be long until the next request ends. Is never ready.
+    pub(super) async fn watch_cut_off(&self) {
+        let cut_off = self.cut_off();
+        sleep_until(self.clock.instant(cut_off)).await;
+        self.mark_started_all(self.clock.now());
+        std::future::pending::<()>().await;
     }
 
     fn cut_off(&self) -> Nanos {
         self.schedule.borrow().as_ref().map_or(Nanos(0), Schedule::cut_off)
+    }
+
+    fn mark_started_all(&self, now: Nanos) {
+        if self.started_all.get().is_none() {
+            self.started_all.set(Some((Busy::now(), now)));
+        }
+    }
+
+    /// What the thread has done since it began with `before` at `start`, until the last request
+    /// was started: what is waited for then is no sign that there was nothing to do.
+    pub(super) fn busy(&self, before: Busy, start: Nanos) -> Busy {
+        let so_far = || (Busy::now(), self.clock.now());
+        let (busy, at) = self.started_all.get().unwrap_or_else(so_far);
+        busy.since(before, at.since(start))
     }
 
     /// The next request of a connection that is free; `None`: there is no more.
@@ -150,6 +177,9 @@ impl Desk {
         self.in_flight.set(self.in_flight.get() - 1);
         let mut tally = self.tally.borrow_mut();
         let schedule = self.schedule.borrow();
+        if schedule.as_ref().is_some_and(|s| s.has_started_all(now)) {
+            self.mark_started_all(now);
+        }
         let measured = schedule.as_ref().is_some_and(|s| s.is_measured(now, turn.counts));
         tally.measured += u64::from(measured && outcome.is_ok());
         if turn.counts {

@@ -199,9 +199,9 @@ fn thread_body(
             () = async { while clients.join_next().await.is_some() {} } => {}
             paced = desk.pace(&mut alarm) => paced.map_err(|e| short(&e))?,
             () = ended(&desk, phase) => {}
+            () = desk.watch_cut_off() => {}
         }
-        let busy = Busy::now().since(before, clock.now().since(start));
-        Ok(desk.outcome(&held, busy))
+        Ok(desk.outcome(&held, desk.busy(before, start)))
     })
 }
 

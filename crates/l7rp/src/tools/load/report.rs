@@ -90,7 +90,7 @@ struct UpTo {
     count: u64,
 }
 
-/// The busiest of the tool's threads, as shares of the time.
+/// The busiest of the tool's threads, as shares of the time in which requests were started.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Tool {
     running_ratio: f64,

@@ -159,6 +159,15 @@ impl Schedule {
         number
     }
 
+    /// Whether all requests have been started, if those that could be were.
+    pub(super) fn has_started_all(&self, now: Nanos) -> bool {
+        let last = match self.pace {
+            Pace::Closed => now,
+            Pace::Open(rate) => due(rate, self.start, self.end.saturating_sub(1)),
+        };
+        now >= self.cut_off || self.queue.next() >= self.end && now >= last
+    }
+
     /// Ends the run before its time.
     pub(super) fn end(&mut self, now: Nanos) {
         self.cut_off = self.cut_off.min(now);
@@ -352,9 +361,11 @@ mod tests {
             let plan = planned(Pace::Closed, End::Requests(n), 0);
             let mut sent = 0;
             for mut one in of_threads(&plan, threads) {
+                assert_eq!(one.has_started_all(at(7)), sent == n);
                 while let Next::Send(_) = one.next(at(7)) {
                     sent += 1;
                 }
+                assert!(one.has_started_all(at(7)));
             }
             assert_eq!(sent, n, "{n} on {threads}");
         }
@@ -370,6 +381,7 @@ mod tests {
         let expected = [(0, false), (100, false), (200, false), (300, true), (400, true)];
         assert_eq!(sent, expected.map(|(ms, counts)| (at(ms), counts)));
         assert!(one.is_measured(at(300), true) && !one.is_measured(at(300), false));
+        assert!(one.has_started_all(at(400)) && !one.has_started_all(at(399)));
         let mut closed = alone(&planned(Pace::Closed, End::Requests(2), 250));
         for (ms, next) in [(0, send(0, false)), (249, send(249, false)), (250, send(250, true))] {
             assert_eq!(closed.next(at(ms)), next);
@@ -381,6 +393,7 @@ mod tests {
         // 300 to 1200 ms.
         assert_eq!(never_taken(&plan, START, late.cut_off(), 0), 10);
         assert!(late.is_measured(at(300), false) && !late.is_measured(at(200), false));
+        assert!(late.has_started_all(at(1250)) && !late.has_started_all(at(1249)));
     }
 
     #[test]
