@@ -119,7 +119,9 @@ octet of its answer. Connecting is a part of it for a request that needs a new c
 --new-connections, after an answer that closes the last one, and after a failure. The rate is that
 of the answers before the cut-off, with --requests until the last answer. A kept connection that the
 peer closes without a word, or sends on what was not asked for, is opened again once for the same
-request, and counted.
+request, and counted. A request that an HTTP/2 server says it has not begun with (GOAWAY,
+REFUSED_STREAM) is sent again on new connections: until --timeout if they answer others, else 5
+times.
 
 SIGINT ends the load early, with a report; a second one does not wait for what is in flight.
 
