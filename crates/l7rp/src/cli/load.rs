@@ -29,7 +29,7 @@ const MOST_BODY: u64 = 1 << 40;
 #[derive(Args, Clone, Debug)]
 #[command(
     after_help = "--help lists all options. Exit codes: 0 all requests were answered, whatever \
-                  the\nstatus; 1 one has failed, or there was no load at all; 2 wrong usage.",
+                  the\nstatus; 1 one has failed or was given up, or there was no load; 2 wrong usage.",
     after_long_help = NOTES
 )]
 pub struct Load {
@@ -117,13 +117,16 @@ const NOTES: &str = "\
 Latency counts from when a request was due, in a closed loop from when it was sent, to the last
 octet of its answer. Connecting is a part of it for a request that needs a new connection: with
 --new-connections, after an answer that closes the last one, and after a failure. The rate is that
-of the answers before the cut-off. A kept connection that the peer closes without a word, or sends
-on what was not asked for, is opened again once for the same request, and counted.
+of the answers before the cut-off, with --requests until the last answer. A kept connection that the
+peer closes without a word, or sends on what was not asked for, is opened again once for the same
+request, and counted. A request that an HTTP/2 server says it has not begun with (GOAWAY,
+REFUSED_STREAM) is sent again on new connections: until --timeout if they answer others, else 5
+times.
 
 SIGINT ends the load early, with a report; a second one does not wait for what is in flight.
 
-Exit codes: 0 all requests were answered, whatever the status; 1 one has failed, or there was no
-load at all; 2 wrong usage.";
+Exit codes: 0 all requests were answered, whatever the status; 1 one has failed or was given up, or
+there was no load at all; 2 wrong usage.";
 
 pub(super) fn run(asked: &Load) -> ExitCode {
     let plan = plan(asked);

@@ -12,16 +12,17 @@ use crate::http2_tools::{code, flag, frame, kind, raw_origin, retried, taken, to
 use crate::setup::{assert_counts, get, in_flight, post, quiet};
 
 /// A GOAWAY after the stream `last`.
-fn goaway(last: u32, code: u32) -> Vec<u8> {
+pub fn goaway(last: u32, code: u32) -> Vec<u8> {
     frame(kind::GOAWAY, 0, 0, &[last.to_be_bytes(), code.to_be_bytes()].concat())
 }
 
-fn reset(stream: u32, code: u32) -> Vec<u8> {
+/// A stream's end.
+pub fn reset(stream: u32, code: u32) -> Vec<u8> {
     frame(kind::RST_STREAM, 0, stream, &code.to_be_bytes())
 }
 
 /// A 200 without a body.
-fn ok(stream: u32) -> Vec<u8> {
+pub fn ok(stream: u32) -> Vec<u8> {
     frame(kind::HEADERS, flag::END_HEADERS | flag::END_STREAM, stream, &[0x88])
 }
 

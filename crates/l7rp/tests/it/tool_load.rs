@@ -1,8 +1,8 @@
 //! `l7rp load`: what it makes is what a server sees, and what it tells is what has happened.
 
 use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use l7rp_testkit::{Call, Gate, Origin, SOON, Signal, Then, Value, eventually, let_pass, reply};
 use rustix::process::{Pid, kill_process};
@@ -181,6 +181,70 @@ fn what_cannot_be_started_is_told() {
     assert_eq!(in_buckets(&json, 250_000.0), answers);
     let told = load("--rate 100 --duration 300ms -c 1", &origin.url());
     assert!(told.out.contains("were due but never started"), "{}", told.out);
+}
+
+/// Answers at once, but what comes first is not answered at all.
+fn hangs_once(call: &mut Call<'_>) -> Then {
+    if call.number == 0 {
+        return reply::hang(call);
+    }
+    call.send(reply::ok("x"));
+    Then::Next
+}
+
+#[test]
+fn a_request_that_hangs_takes_no_part_of_the_rate() {
+    let origin = Origin::start(hangs_once);
+    let line = "--json --rate 20 --duration 2s -c 2 --threads 2 --timeout 3s";
+    let json = load(line, &origin.url()).json();
+    let (answers, never) = (count(&json["answers"]), count(&json["never_started"]));
+    assert_eq!((&json["errors"]["timeout"], answers + never), (&1.into(), 39), "{json:#}");
+    // The other place was free for most of those that each thread could have had.
+    assert!(answers > 30, "{json:#}");
+}
+
+#[test]
+fn the_rate_of_a_number_of_requests_is_that_until_the_last_answer() {
+    let origin = Origin::start(|call| {
+        if call.number >= 20 {
+            return reply::hang(call);
+        }
+        call.send(reply::ok("x"));
+        Then::Next
+    });
+    let json = load("--json --requests 24 -c 4 --timeout 2s", &origin.url()).json();
+    assert_eq!((&json["answers"], &json["errors"]["timeout"]), (&20.into(), &4.into()));
+    let seconds = json["duration_s"].as_f64().expect("seconds");
+    assert!(seconds < 2.0, "{json:#}");
+    let answers = json["rate_per_s"].as_f64().expect("a rate") * seconds;
+    assert!((answers - 20.0).abs() < 0.01, "{json:#}");
+}
+
+#[test]
+fn what_is_waited_for_at_the_end_does_not_make_the_tool_less_busy() {
+    const DRAIN: Duration = Duration::from_secs(3);
+    /// The share of its time that the one thread was busy.
+    fn busy(line: &str, late: impl Fn(&Call<'_>) -> bool + Send + Sync + 'static) -> f64 {
+        let origin = Origin::start(move |call| {
+            if late(call) {
+                let_pass(DRAIN);
+            }
+            call.send(reply::ok("x"));
+            Then::Next
+        });
+        let json = good(&format!("-c 4 --threads 1 {line}"), &origin.url());
+        let share = |key| json["tool"][key].as_f64().expect("a share");
+        share("running_ratio") + share("waiting_ratio")
+    }
+    let usual = busy("--requests 2000", |_| false);
+    // One place is late from the beginning on.
+    let one = busy("--requests 2000", |call| call.number == 0);
+    // At the cut-off all of them are.
+    let begun = OnceLock::new();
+    let is_late =
+        move |_: &Call<'_>| begun.get_or_init(Instant::now).elapsed() > Duration::from_millis(500);
+    let all = busy("--duration 600ms", is_late);
+    assert!(one > usual / 2.0 && all > usual / 2.0, "{usual}, {one}, {all}");
 }
 
 #[test]
@@ -366,9 +430,15 @@ fn a_signal_ends_the_load_and_not_what_is_in_flight() {
 
 #[test]
 fn a_second_signal_ends_that_too() {
-    let origin = Origin::start(reply::hang);
+    let origin = Origin::start(|call| {
+        if call.number > 0 {
+            return reply::hang(call);
+        }
+        call.send(reply::ok("x"));
+        Then::Next
+    });
     let child = begin("--json --duration 1h --timeout 1h -c 3", &origin.url());
-    eventually(SOON, || origin.requests() == 3);
+    eventually(SOON, || origin.requests() == 4);
     signal(&child);
     // Two signals that come at once may be one.
     let ended = std::thread::scope(|scope| {
@@ -385,6 +455,7 @@ fn a_second_signal_ends_that_too() {
     });
     let json = ended.json();
     assert_eq!((ended.code, &json["cut"], errors(&json)), (Some(1), &3.into(), 0), "{json:#}");
+    assert_eq!(json["answers"], 1);
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! `l7rp load` beside other load tools, and over HTTP/2 and TLS. Servers are the judges.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -7,7 +9,8 @@ use h2::Reason;
 use http::Response;
 use l7rp_testkit::{Origin, Proxy, reply};
 
-use crate::http2_tools::H2Origin;
+use crate::http2_goaway::{goaway, ok, reset};
+use crate::http2_tools::{H2Origin, code, raw_origin, taken};
 use crate::peers_tls::run;
 use crate::setup::{assert_counts, over, quiet};
 use crate::tls_kit::{Ca, tls};
@@ -90,13 +93,73 @@ fn http2_streams_that_fail_are_told() {
         assert_eq!((told.code, count(&json["errors"][kind])), (Some(1), 4), "{json:#}");
         assert_eq!(errors(&json), 4, "{json:#}");
     }
-    assert_eq!((resets.accepted(), cut.accepted(), hangs.accepted()), (1, 1, 1));
+    assert_eq!((resets.accepted(), cut.accepted(), hangs.accepted()), (1, 1, 2));
     // It answers what it does not understand and closes: which of both is met first is chance.
     let plain = Origin::start(reply::raw("HTTP/1.1 400 Bad Request\r\n\r\n"));
     let told = load("--json --http2 --requests 4 -c 2 --timeout 300ms", &plain.url());
     let json = told.json();
     let (strange, cut) = (count(&json["errors"]["protocol"]), count(&json["errors"]["reset"]));
     assert_eq!((told.code, strange + cut, errors(&json)), (Some(1), 4, 4), "{json:#}");
+}
+
+#[test]
+fn http2_requests_that_were_not_begun_are_sent_again() {
+    // Five on each connection, whoever is in flight then.
+    let leaves = raw_origin(b"", |mut raw, _| {
+        for number in 1..=5 {
+            let Some((stream, _)) = taken(&mut raw) else { return };
+            raw.write(ok(stream));
+            if number == 5 {
+                raw.write(goaway(stream, code::NO_ERROR));
+            }
+        }
+        while taken(&mut raw).is_some() {}
+    });
+    let refuses = raw_origin(b"", |mut raw, _| {
+        let mut number = 0;
+        while let Some((stream, _)) = taken(&mut raw) {
+            number += 1;
+            raw.write(if number % 2 == 0 {
+                reset(stream, code::REFUSED_STREAM)
+            } else {
+                ok(stream)
+            });
+        }
+    });
+    for url in [leaves, refuses] {
+        // More on a connection than five times those that it takes.
+        let line = "--http2 --requests 300 -c 32 --streams 32";
+        let json = good(line, &url.replace("h2c:", "http:"));
+        assert_eq!(json["answers"], 300);
+    }
+    // Not for ever, if that is all it says.
+    let seen = Arc::new(AtomicUsize::new(0));
+    let counted = seen.clone();
+    let never = raw_origin(b"", move |mut raw, _| {
+        while let Some((stream, _)) = taken(&mut raw) {
+            counted.fetch_add(1, SeqCst);
+            raw.write(reset(stream, code::REFUSED_STREAM));
+        }
+    });
+    let told = load("--json --http2 --requests 3 -c 1", &never.replace("h2c:", "http:"));
+    let json = told.json();
+    assert_eq!((told.code, count(&json["errors"]["reset"])), (Some(1), 3), "{json:#}");
+    assert_eq!(seen.load(SeqCst), 3 * 6);
+}
+
+#[test]
+fn http2_goes_on_with_another_connection_after_a_timeout() {
+    let url = raw_origin(b"", |mut raw, number| {
+        while let Some((stream, _)) = taken(&mut raw) {
+            if number > 0 {
+                raw.write(ok(stream));
+            }
+        }
+    });
+    let line = "--json --http2 --requests 10 -c 2 --streams 2 --timeout 500ms";
+    let json = load(line, &url.replace("h2c:", "http:")).json();
+    assert_eq!((&json["answers"], &json["errors"]["timeout"]), (&8.into(), &2.into()), "{json:#}");
+    assert_eq!((&json["connections_opened"], &json["reconnects"]), (&2.into(), &0.into()));
 }
 
 #[test]

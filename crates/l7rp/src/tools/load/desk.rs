@@ -1,5 +1,5 @@
-//! What the connections of one thread share. Nothing of it is shared with other threads, so that
-//! none of it needs a lock or an atomic while the load runs.
+//! What the connections of one thread share. Of all that, only the number of the next request is
+//! shared with other threads, so that none of it needs a lock while the load runs.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -9,10 +9,11 @@ use std::time::Duration;
 use l7rp_core::http1::response::Response;
 use l7rp_core::names::Nanos;
 use tokio::sync::{Notify, Semaphore, oneshot};
-use tokio::time::{sleep, timeout_at};
+use tokio::time::{sleep, sleep_until, timeout_at};
 
 use super::Work;
 use super::alarm::Alarm;
+use super::busy::Busy;
 use super::schedule::{Next, Schedule, Turn};
 use super::tally::{Failure, Kind, Tally};
 use super::target::Target;
@@ -39,12 +40,14 @@ pub(super) struct Desk {
     pub(super) head: RefCell<Response>,
     /// Set when the load begins.
     schedule: RefCell<Option<Schedule>>,
-    /// Connections that wait for a request to be due, the one that waits longest first.
-    waiting: RefCell<VecDeque<oneshot::Sender<Turn>>>,
+    /// Connections that wait for their request to be due, the one that is due next first.
+    waiting: RefCell<VecDeque<(Turn, oneshot::Sender<Turn>)>>,
     /// Something has changed for [`Desk::pace`].
     changed: Notify,
     opening: Semaphore,
     in_flight: Cell<u64>,
+    /// What the thread had done when the last request had been started, and when that was.
+    started_all: Cell<Option<(Busy, Nanos)>>,
 }
 
 impl Desk {
@@ -61,6 +64,7 @@ impl Desk {
             changed: Notify::new(),
             opening: Semaphore::new(OPENING),
             in_flight: Cell::new(0),
+            started_all: Cell::new(None),
         }
     }
 
@@ -74,18 +78,46 @@ impl Desk {
         if let Some(schedule) = &mut *self.schedule.borrow_mut() {
             schedule.end(now);
         }
+        self.mark_started_all(now);
         self.changed.notify_one();
+    }
+
+    /// Marks the cut-off, as it may be long until the next request ends. Is never ready.
+    pub(super) async fn watch_cut_off(&self) {
+        let cut_off = self.cut_off();
+        sleep_until(self.clock.instant(cut_off)).await;
+        self.mark_started_all(self.clock.now());
+        std::future::pending::<()>().await;
+    }
+
+    fn cut_off(&self) -> Nanos {
+        self.schedule.borrow().as_ref().map_or(Nanos(0), Schedule::cut_off)
+    }
+
+    fn mark_started_all(&self, now: Nanos) {
+        if self.started_all.get().is_none() {
+            self.started_all.set(Some((Busy::now(), now)));
+        }
+    }
+
+    /// What the thread has done since it began with `before` at `start`, until the last request
+    /// was started: what is waited for then is no sign that there was nothing to do.
+    pub(super) fn busy(&self, before: Busy, start: Nanos) -> Busy {
+        let so_far = || (Busy::now(), self.clock.now());
+        let (busy, at) = self.started_all.get().unwrap_or_else(so_far);
+        busy.since(before, at.since(start))
     }
 
     /// The next request of a connection that is free; `None`: there is no more.
     pub(super) async fn turn(&self, now: Nanos) -> Option<Turn> {
-        let turn = match self.next(|schedule| schedule.next(now)) {
+        let next = self.schedule.borrow_mut().as_mut().map_or(Next::Over, |it| it.next(now));
+        let turn = match next {
             Next::Send(turn) => turn,
             Next::Over => return None,
-            Next::Wait(_) => {
+            Next::Wait(turn) => {
                 let (give, given) = oneshot::channel();
                 let is_first = self.waiting.borrow().is_empty();
-                self.waiting.borrow_mut().push_back(give);
+                self.waiting.borrow_mut().push_back((turn, give));
                 if is_first {
                     self.changed.notify_one();
                 }
@@ -99,30 +131,25 @@ impl Desk {
     /// Gives turns to those who wait for one, each when it is due. Ends only if it cannot.
     pub(super) async fn pace(&self, alarm: &mut Alarm) -> std::io::Result<()> {
         loop {
-            if self.waiting.borrow().is_empty() {
+            let due = self.waiting.borrow().front().map(|(turn, _)| turn.due);
+            let Some(due) = due else {
                 self.changed.notified().await;
                 continue;
-            }
+            };
             let now = self.clock.now();
-            match self.next(|schedule| schedule.next_for_waiting(now)) {
-                Next::Send(turn) => {
-                    let first = self.waiting.borrow_mut().pop_front();
-                    if let Some(first) = first {
-                        // Whoever waits waits until it is told.
-                        let _ = first.send(turn);
-                    }
-                }
-                Next::Wait(due) => tokio::select! {
+            if due >= self.cut_off() {
+                // So are those of all the others.
+                self.waiting.borrow_mut().clear();
+            } else if due > now {
+                tokio::select! {
                     rung = alarm.after(due.since(now)) => rung?,
                     () = self.changed.notified() => {}
-                },
-                Next::Over => self.waiting.borrow_mut().clear(),
+                }
+            } else if let Some((turn, first)) = self.waiting.borrow_mut().pop_front() {
+                // Whoever waits waits until it is told.
+                let _ = first.send(Turn { now, ..turn });
             }
         }
-    }
-
-    fn next(&self, ask: impl FnOnce(&mut Schedule) -> Next) -> Next {
-        self.schedule.borrow_mut().as_mut().map_or(Next::Over, ask)
     }
 
     /// A connection before the load begins.
@@ -150,14 +177,19 @@ impl Desk {
         self.in_flight.set(self.in_flight.get() - 1);
         let mut tally = self.tally.borrow_mut();
         let schedule = self.schedule.borrow();
+        if schedule.as_ref().is_some_and(|s| s.has_started_all(now)) {
+            self.mark_started_all(now);
+        }
         let measured = schedule.as_ref().is_some_and(|s| s.is_measured(now, turn.counts));
         tally.measured += u64::from(measured && outcome.is_ok());
         if turn.counts {
-            tally.last = now;
             tally.sent += moved.sent;
             tally.received += moved.received;
             match outcome {
-                Ok(status) => tally.answered(status, now.since(turn.due)),
+                Ok(status) => {
+                    tally.last = now;
+                    tally.answered(status, now.since(turn.due));
+                }
                 Err(failure) => tally.failed(failure),
             }
         } else {
@@ -182,13 +214,12 @@ impl Desk {
     pub(super) fn close(&self) -> (Tally, Nanos) {
         let mut tally = self.tally.borrow().clone();
         tally.cut = self.in_flight.get();
-        match &*self.schedule.borrow() {
-            Some(schedule) => {
-                tally.never_started = schedule.never_started();
-                (tally, schedule.cut_off())
-            }
-            None => (tally, Nanos(0)),
-        }
+        let cut_off = self.cut_off();
+        // By force, before they were told that theirs is due.
+        let waiting = self.waiting.borrow();
+        let missed = waiting.iter().filter(|(turn, _)| turn.counts && turn.due < cut_off);
+        tally.never_started = missed.count() as u64;
+        (tally, cut_off)
     }
 }
 

@@ -1,7 +1,7 @@
-//! A connection that speaks HTTP/2 and carries many requests at once. One that the peer has closed
-//! is opened again by whoever needs it first.
+//! A connection that speaks HTTP/2 and carries many requests at once. One that the peer has closed,
+//! or has not answered on in time, is opened again by whoever needs it first.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::rc::Rc;
@@ -12,7 +12,7 @@ use h2::client::{Builder, ResponseFuture, SendRequest};
 use h2::{Reason, SendStream};
 use l7rp_core::names::Nanos;
 use tokio::sync::Mutex;
-use tokio::task::spawn_local;
+use tokio::task::{spawn_local, yield_now};
 
 use super::desk::{Desk, Moved};
 use super::h1::late;
@@ -26,6 +26,9 @@ const STREAM_WINDOW: u32 = 1 << 20;
 const CONNECTION_WINDOW: u32 = 16 << 20;
 /// Octets of an answer's field section.
 const MAX_FIELDS: u32 = 64 << 10;
+/// How often a request that the peer has not begun with is sent again after connections on which
+/// it has answered nothing.
+const AGAIN: u32 = 5;
 
 /// A connection, or the next one in its place.
 #[derive(Debug, Default)]
@@ -44,9 +47,36 @@ struct Open {
 
 /// Why an exchange has ended without an answer.
 enum Broken {
+    /// The peer has said that it has not begun with it.
+    NotBegun(Failure),
     /// The connection cannot be used any more. Nothing of the answer has come.
     Gone(Failure),
     Failed(Failure),
+}
+
+impl Broken {
+    /// The answer has not come because of this.
+    fn of(e: &h2::Error) -> Self {
+        let failure = failure(e);
+        // Of streams beyond the last one that the peer has begun the library says that it goes
+        // away, of the others that the connection has broken.
+        let is_beyond = e.is_go_away() && e.is_remote();
+        if is_beyond || e.is_reset() && e.reason() == Some(Reason::REFUSED_STREAM) {
+            Self::NotBegun(failure)
+        } else if e.is_io() || e.is_go_away() {
+            Self::Gone(failure)
+        } else {
+            Self::Failed(failure)
+        }
+    }
+
+    /// The request could not even be sent.
+    fn unsent(e: &h2::Error) -> Self {
+        match Self::of(e) {
+            Self::Failed(failure) => Self::Gone(failure),
+            other => other,
+        }
+    }
 }
 
 impl Link {
@@ -68,12 +98,12 @@ impl Link {
         Ok(place.insert(open).clone())
     }
 
-    /// The connection is not used any more.
-    async fn forget(&self, gone: &Open) {
+    /// The connection is not used for more requests; `was_closed` by the peer.
+    async fn forget(&self, gone: &Open, was_closed: bool) {
         let mut place = self.open.lock().await;
         if place.as_ref().is_some_and(|open| Rc::ptr_eq(&open.served, &gone.served)) {
             *place = None;
-            self.was_closed.set(gone.served.get() > 0);
+            self.was_closed.set(was_closed && gone.served.get() > 0);
         }
     }
 }
@@ -103,8 +133,9 @@ pub(super) async fn client(desk: Rc<Desk>, link: Rc<Link>) {
     while let Some(turn) = desk.turn(now).await {
         let deadline = turn.now.plus(desk.work.plan.timeout);
         let moved = Cell::new(Moved::default());
+        let used = RefCell::new(None);
         let outcome = {
-            let mut exchange = pin!(exchange(&desk, &link, &moved, deadline));
+            let mut exchange = pin!(exchange(&desk, &link, &used, &moved, deadline));
             poll_fn(|cx| match exchange.as_mut().poll(cx) {
                 Poll::Pending if timer.poll(cx, deadline).is_ready() => Poll::Ready(Err(late())),
                 other => other,
@@ -114,29 +145,44 @@ pub(super) async fn client(desk: Rc<Desk>, link: Rc<Link>) {
         let failed = outcome.as_ref().err().map(|failure| failure.kind);
         now = desk.done(turn, outcome, moved.get());
         if let Some(kind) = failed {
+            if let (Kind::Timeout, Some(silent)) = (kind, used.take()) {
+                // Others on it may still be answered. HTTP/1.1 does not go on with its own, either.
+                link.forget(&silent, false).await;
+            }
             desk.rest_after(kind).await;
             now = desk.clock.now();
         }
     }
 }
 
-/// One request; with another connection, once, if that which served before was closed on it.
+/// One request; with another connection, once, if that which served before was closed on it, and
+/// again and again if the peer has not begun with it. `used`: the last connection.
 async fn exchange(
     desk: &Desk,
     link: &Link,
+    used: &RefCell<Option<Open>>,
     moved: &Cell<Moved>,
     deadline: Nanos,
 ) -> Result<u16, Failure> {
-    let mut again = true;
+    let (mut again, mut not_begun) = (true, 0);
     loop {
+        used.take();
         let open = link.open(desk, deadline).await?;
+        used.replace(Some(open.clone()));
         match ask(open.send.clone(), &desk.work.message, moved).await {
             Ok(status) => {
                 open.served.set(open.served.get() + 1);
                 return Ok(status);
             }
+            Err(Broken::NotBegun(failure)) => {
+                link.forget(&open, true).await;
+                not_begun += u32::from(open.served.get() == 0);
+                if not_begun > AGAIN {
+                    return Err(failure);
+                }
+            }
             Err(Broken::Gone(failure)) => {
-                link.forget(&open).await;
+                link.forget(&open, true).await;
                 if open.served.get() == 0 || !std::mem::take(&mut again) {
                     return Err(failure);
                 }
@@ -151,10 +197,19 @@ async fn ask(
     message: &Message,
     moved: &Cell<Moved>,
 ) -> Result<u16, Broken> {
-    let gone = |e: h2::Error| Broken::Gone(failure(&e));
-    let mut send = send.ready().await.map_err(gone)?;
     let has_body = message.body > 0;
-    let (answer, stream) = send.send_request(message.head.clone(), !has_body).map_err(gone)?;
+    let begun = match send.ready().await {
+        Ok(mut send) => send.send_request(message.head.clone(), !has_body),
+        Err(e) => Err(e),
+    };
+    let (answer, stream) = match begun {
+        Ok(both) => both,
+        Err(e) => {
+            // First on the next connection are those that were on this one.
+            yield_now().await;
+            return Err(Broken::unsent(&e));
+        }
+    };
     if !has_body {
         return read(answer, moved).await;
     }
@@ -170,17 +225,7 @@ async fn ask(
 }
 
 async fn read(answer: ResponseFuture, moved: &Cell<Moved>) -> Result<u16, Broken> {
-    let (head, mut body) = answer
-        .await
-        .map_err(|e| {
-            let failure = failure(&e);
-            if e.is_io() || e.is_go_away() {
-                Broken::Gone(failure)
-            } else {
-                Broken::Failed(failure)
-            }
-        })?
-        .into_parts();
+    let (head, mut body) = answer.await.map_err(|e| Broken::of(&e))?.into_parts();
     let failed = |e: h2::Error| Broken::Failed(failure(&e));
     while let Some(part) = body.data().await {
         let part = part.map_err(failed)?;

@@ -10,8 +10,8 @@
 //! | `tally` | what one thread counts |
 //! | `report`, `picture` | all of it, for people and programs |
 //!
-//! Each thread has an equal part of the connections and of the requests, and meets the others only at the
-//! beginning and at the end.
+//! Each thread has an equal part of the connections. All take requests from one count, and meet
+//! one another only at the beginning and at the end.
 
 mod alarm;
 mod busy;
@@ -50,7 +50,7 @@ use busy::Busy;
 use desk::{Desk, OPENING};
 use h1::Connection;
 use request::{Message, Octets};
-use schedule::{Part, Schedule};
+use schedule::{Part, Queue, Schedule};
 use tally::{Failure, Tally};
 use target::Target;
 
@@ -60,6 +60,7 @@ struct Work {
     plan: Plan,
     octets: Octets,
     message: Message,
+    queue: Queue,
     /// Answers have no body.
     to_head: bool,
 }
@@ -126,6 +127,7 @@ pub fn run(plan: Plan, control: &Control) -> Result<Report, String> {
     let work = Arc::new(Work {
         octets: Octets::new(&plan.url, &plan.ask),
         message: Message::new(&plan.url, &plan.ask)?,
+        queue: Queue::new(&plan),
         to_head: plan.ask.method() == http::Method::HEAD,
         plan,
     });
@@ -158,7 +160,7 @@ pub fn run(plan: Plan, control: &Control) -> Result<Report, String> {
     }
     match failure {
         Some(failure) => Err(failure),
-        None => Ok(Report::new(&work.plan, start, outcomes)),
+        None => Ok(Report::new(&work.plan, start, work.queue.next(), outcomes)),
     }
 }
 
@@ -190,17 +192,16 @@ fn thread_body(
         let (Ok(Some((connections, held))), Some(start)) = (opened, begun) else {
             return Ok(desk.outcome(&[], Busy::default()));
         };
-        let plan = &desk.work.plan;
-        desk.begin(Schedule::new(plan.pace, plan.end, plan.warm_up, start, part));
+        desk.begin(Schedule::new(&desk.work.plan, start, part, desk.work.queue.clone()));
         let before = Busy::now();
         let mut clients = clients(&desk, connections);
         tokio::select! {
             () = async { while clients.join_next().await.is_some() {} } => {}
             paced = desk.pace(&mut alarm) => paced.map_err(|e| short(&e))?,
             () = ended(&desk, phase) => {}
+            () = desk.watch_cut_off() => {}
         }
-        let busy = Busy::now().since(before, clock.now().since(start));
-        Ok(desk.outcome(&held, busy))
+        Ok(desk.outcome(&held, desk.busy(before, start)))
     })
 }
 

@@ -48,8 +48,8 @@ impl Plan {
         self.streams.map_or(self.concurrency, |streams| self.concurrency.div_ceil(streams.max(1)))
     }
 
-    /// As many threads as there may be, if each is to have as many places as another. One with
-    /// fewer would be late with an equal part of the requests, or have none while others have.
+    /// As many threads as there may be, if each is to have as many places as another, so that
+    /// none has more to do.
     pub fn even_threads(&self) -> usize {
         let connections = self.connections();
         let are_alike = self.streams.is_none_or(|n| self.concurrency == connections * n);

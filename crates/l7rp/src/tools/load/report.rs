@@ -7,7 +7,7 @@ use l7rp_core::names::Nanos;
 use serde::Serialize;
 
 use super::picture::{self, Ink, buckets, time};
-use super::schedule::{End, Pace};
+use super::schedule::{End, Pace, never_taken};
 use super::tally::{Kind, Tally};
 use super::{Outcome, Plan};
 
@@ -27,8 +27,8 @@ pub struct Report {
     connections: usize,
     threads: usize,
     warm_up_s: f64,
-    /// From the end of the warm-up to the cut-off, or to the last answer if there was a number of
-    /// requests to be made.
+    /// From the end of the warm-up to the cut-off, or to the last answer (0 without any) if there
+    /// was a number of requests to be made.
     duration_s: f64,
     /// Ended by a signal.
     interrupted: bool,
@@ -90,7 +90,7 @@ struct UpTo {
     count: u64,
 }
 
-/// The busiest of the tool's threads, as shares of the time.
+/// The busiest of the tool's threads, as shares of the time in which requests were started.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Tool {
     running_ratio: f64,
@@ -99,7 +99,8 @@ struct Tool {
 }
 
 impl Report {
-    pub(super) fn new(plan: &Plan, start: Nanos, mut outcomes: Vec<Outcome>) -> Self {
+    /// `next`: the number of the first request that no thread has taken.
+    pub(super) fn new(plan: &Plan, start: Nanos, next: u64, mut outcomes: Vec<Outcome>) -> Self {
         let threads = outcomes.len();
         let busiest = outcomes.iter().map(|outcome| outcome.busy);
         let busiest = busiest.max_by(|a, b| a.sum().total_cmp(&b.sum())).unwrap_or_default();
@@ -136,7 +137,7 @@ impl Report {
                 Pace::Open(rate) => Some(rate),
                 Pace::Closed => None,
             },
-            never_started: tally.never_started,
+            never_started: tally.never_started + never_taken(plan, start, cut_off, next),
             warm_up_requests: tally.warm_up,
             cut: tally.cut,
             sent_bytes: tally.sent,
@@ -156,9 +157,9 @@ impl Report {
         }
     }
 
-    /// Whether a request has failed, or none was answered. No status is a failure.
+    /// Whether a request has failed or was given up, or none was answered. No status is a failure.
     pub fn has_failed(&self) -> bool {
-        self.errors.values().any(|count| *count > 0) || self.answers == 0
+        self.errors.values().any(|count| *count > 0) || self.cut > 0 || self.answers == 0
     }
 
     /// As a table and a picture, at most 80 columns wide unless the URL or an error is long.
@@ -317,6 +318,8 @@ mod tests {
     use super::*;
 
     const START: Nanos = Nanos(1_000_000_000);
+    /// Whatever was due was taken.
+    const ALL: u64 = u64::MAX;
 
     /// One of two threads, with so many answers.
     fn outcome(answers: u64, cut_off: Nanos) -> Outcome {
@@ -342,7 +345,7 @@ mod tests {
             (two, Nanos(0), 0.0, true),
         ] {
             let outcomes = vec![outcome(30, cut_off), outcome(10, cut_off)];
-            let report = Report::new(&plan(Pace::Closed, end), START, outcomes);
+            let report = Report::new(&plan(Pace::Closed, end), START, ALL, outcomes);
             assert_eq!((report.duration_s, report.interrupted), (seconds, interrupted), "{end:?}");
             assert_eq!((report.answers, report.threads), (40, 2));
             let is_right = (report.rate_per_s * seconds - 40.0).abs() < 1e-6;
@@ -357,7 +360,7 @@ mod tests {
         let report = |change: &dyn Fn(&mut Outcome)| {
             let mut outcomes = vec![outcome(3, cut_off), outcome(3, cut_off)];
             change(&mut outcomes[1]);
-            Report::new(&plan(Pace::Open(9), end), START, outcomes)
+            Report::new(&plan(Pace::Open(9), end), START, ALL, outcomes)
         };
         let calm = report(&|_| {});
         assert!(calm.warnings().is_empty() && !calm.has_failed());
@@ -368,9 +371,12 @@ mod tests {
         assert!(behind.text(Ink::Ascii).contains("7 requests were due"), "{behind:?}");
         let failed = report(&|one| one.tally.failed(Failure::new(Kind::Tls, "no")));
         assert!(failed.has_failed() && failed.text(Ink::Ascii).contains("tls: no"));
+        let given_up = report(&|one| one.tally.cut = 1);
+        assert!(given_up.has_failed() && given_up.text(Ink::Ascii).contains("given up"));
         assert!(failed.text(Ink::Ascii).contains("1 of 7 requests failed. No latency has them"));
         assert!(
-            Report::new(&plan(Pace::Closed, end), START, vec![outcome(0, cut_off)]).has_failed()
+            Report::new(&plan(Pace::Closed, end), START, ALL, vec![outcome(0, cut_off)])
+                .has_failed()
         );
     }
 
@@ -378,7 +384,7 @@ mod tests {
     fn the_keys_of_the_json_are_a_contract() {
         let end = End::Requests(1);
         let plan = Plan { hold: 1, ..plan(Pace::Open(9), end) };
-        let report = Report::new(&plan, START, vec![outcome(1, Nanos::NEVER)]);
+        let report = Report::new(&plan, START, ALL, vec![outcome(1, Nanos::NEVER)]);
         let json = serde_json::to_value(&report).unwrap();
         let keys = |value: &serde_json::Value| {
             let mut keys: Vec<_> = value.as_object().unwrap().keys().cloned().collect();

@@ -1,11 +1,17 @@
-//! When which request is due. One thread's part of a run; the time is an argument.
+//! When which request is due; the time is an argument.
 //!
 //! In an open loop request `n` is due at start + n / rate, whatever has become of those before it.
-//! A late one counts from when it was due, so that a stall is seen by all that it delays.
+//! A late one counts from when it was due, so that a stall is seen by all that it delays. A place
+//! that is free takes the next number, whichever thread it is of, and waits until that is due: a
+//! request is late only if no place is free.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use l7rp_core::names::Nanos;
+
+use super::plan::Plan;
 
 /// What decides when a request is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,10 +47,34 @@ pub(super) struct Turn {
 pub(super) enum Next {
     /// It sends.
     Send(Turn),
-    /// It waits for this time.
-    Wait(Nanos),
+    /// It sends this once it is due.
+    Wait(Turn),
     /// It is done.
     Over,
+}
+
+/// The number of the next request, which all threads take theirs from.
+#[derive(Clone, Debug)]
+pub(super) struct Queue(Arc<AtomicU64>);
+
+impl Queue {
+    pub(super) fn new(plan: &Plan) -> Self {
+        let first = match plan.pace {
+            Pace::Closed => 0,
+            // Each place has begun with one of those before.
+            Pace::Open(_) => plan.concurrency as u64,
+        };
+        Self(Arc::new(AtomicU64::new(first)))
+    }
+
+    fn take(&self) -> u64 {
+        self.0.fetch_add(1, Relaxed)
+    }
+
+    /// Those below are taken.
+    pub(super) fn next(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
 }
 
 /// The part of thread `index` of `threads`.
@@ -64,50 +94,78 @@ pub(super) struct Schedule {
     cut_off: Nanos,
     /// A time was given, no number of requests.
     is_timed: bool,
-    /// Requests that may still be sent and count.
-    left: u64,
-    /// Number of the next request in an open loop, and the distance to this thread's one after it.
-    number: u64,
+    /// Numbers are below.
+    end: u64,
+    queue: Queue,
+    /// The next of the numbers that this thread's places begin with in an open loop, and the
+    /// distance to the one after it: threads take turns from the first request on.
+    first: u64,
     step: u64,
+    /// Such numbers are below.
+    places: u64,
 }
 
 impl Schedule {
-    pub(super) fn new(pace: Pace, end: End, warm_up: Duration, start: Nanos, part: Part) -> Self {
-        let counted_from = start.plus(warm_up);
-        let (cut_off, left) = match end {
+    pub(super) fn new(plan: &Plan, start: Nanos, part: Part, queue: Queue) -> Self {
+        let counted_from = start.plus(plan.warm_up);
+        let (cut_off, end) = match plan.end {
             End::After(time) => (counted_from.plus(time), u64::MAX),
-            End::Requests(n) => {
-                let more = u64::from(part.index < n % part.threads);
-                (Nanos::NEVER, n / part.threads + more)
-            }
+            End::Requests(n) => (Nanos::NEVER, n.saturating_add(of_warm_up(plan))),
         };
-        let is_timed = matches!(end, End::After(_));
-        let (number, step) = (part.index, part.threads);
-        Self { pace, start, counted_from, cut_off, is_timed, left, number, step }
+        Self {
+            pace: plan.pace,
+            start,
+            counted_from,
+            cut_off,
+            is_timed: matches!(plan.end, End::After(_)),
+            end,
+            queue,
+            first: part.index,
+            step: part.threads,
+            places: plan.concurrency as u64,
+        }
     }
 
     /// What comes next for a connection that is free now.
     pub(super) fn next(&mut self, now: Nanos) -> Next {
-        if now >= self.cut_off { Next::Over } else { self.next_for_waiting(now) }
-    }
-
-    /// The same for one that has waited. It was free when the request was due: that it is told
-    /// after the cut-off is no fault of the target.
-    pub(super) fn next_for_waiting(&mut self, now: Nanos) -> Next {
-        let due = match self.pace {
-            Pace::Closed => now,
-            Pace::Open(rate) => self.due(rate, self.number),
-        };
-        let counts = due >= self.counted_from;
-        if due >= self.cut_off || counts && self.left == 0 {
+        if now >= self.cut_off {
             return Next::Over;
         }
-        if due > now {
-            return Next::Wait(due);
+        let Pace::Open(rate) = self.pace else { return self.next_in_closed_loop(now) };
+        let number = self.take();
+        let due = due(rate, self.start, number);
+        if number >= self.end || due >= self.cut_off {
+            return Next::Over;
         }
-        self.number = self.number.saturating_add(self.step);
-        self.left -= u64::from(counts);
-        Next::Send(Turn { due, now, counts })
+        let turn = Turn { due, now, counts: due >= self.counted_from };
+        if due > now { Next::Wait(turn) } else { Next::Send(turn) }
+    }
+
+    fn next_in_closed_loop(&self, now: Nanos) -> Next {
+        let counts = now >= self.counted_from;
+        if counts && !self.is_timed && self.queue.take() >= self.end {
+            return Next::Over;
+        }
+        Next::Send(Turn { due: now, now, counts })
+    }
+
+    /// A number that nobody else has; above those that were taken before.
+    fn take(&mut self) -> u64 {
+        if self.first >= self.places {
+            return self.queue.take();
+        }
+        let number = self.first;
+        self.first += self.step;
+        number
+    }
+
+    /// Whether all requests have been started, if those that could be were.
+    pub(super) fn has_started_all(&self, now: Nanos) -> bool {
+        let last = match self.pace {
+            Pace::Closed => now,
+            Pace::Open(rate) => due(rate, self.start, self.end.saturating_sub(1)),
+        };
+        now >= self.cut_off || self.queue.next() >= self.end && now >= last
     }
 
     /// Ends the run before its time.
@@ -125,35 +183,42 @@ impl Schedule {
     pub(super) fn is_measured(&self, now: Nanos, counts: bool) -> bool {
         (counts || self.is_timed) && self.counted_from <= now && now < self.cut_off
     }
-
-    /// Requests that were due before the cut-off and count, but for which no connection was free.
-    pub(super) fn never_started(&self) -> u64 {
-        let Pace::Open(rate) = self.pace else { return 0 };
-        if self.cut_off == Nanos::NEVER {
-            return 0;
-        }
-        let before = |at: Nanos| numbers_before(rate, at.since(self.start));
-        let first = self.number.max(before(self.counted_from));
-        // This thread's numbers are those that leave the same rest as its next one.
-        let behind = (self.number % self.step + self.step - first % self.step) % self.step;
-        let first = first.saturating_add(behind);
-        before(self.cut_off).saturating_sub(first).div_ceil(self.step).min(self.left)
-    }
-
-    fn due(&self, rate: u64, number: u64) -> Nanos {
-        let after = u128::from(number) * 1_000_000_000 / u128::from(rate.max(1));
-        Nanos(self.start.0.saturating_add(u64::try_from(after).unwrap_or(u64::MAX)))
-    }
 }
 
-/// How many requests of all threads are due in this time.
+fn due(rate: u64, start: Nanos, number: u64) -> Nanos {
+    let after = u128::from(number) * 1_000_000_000 / u128::from(rate.max(1));
+    Nanos(start.0.saturating_add(u64::try_from(after).unwrap_or(u64::MAX)))
+}
+
+/// How many requests are due in this time.
 fn numbers_before(rate: u64, time: Duration) -> u64 {
     let numbers = (time.as_nanos() * u128::from(rate)).div_ceil(1_000_000_000);
     u64::try_from(numbers).unwrap_or(u64::MAX)
 }
 
+/// How many numbers are those of requests that do not count.
+fn of_warm_up(plan: &Plan) -> u64 {
+    match plan.pace {
+        Pace::Open(rate) => numbers_before(rate, plan.warm_up),
+        Pace::Closed => 0,
+    }
+}
+
+/// Requests that were due before the cut-off and count, but for which no place was free: numbers
+/// from `next` on were not taken.
+pub(super) fn never_taken(plan: &Plan, start: Nanos, cut_off: Nanos, next: u64) -> u64 {
+    let Pace::Open(rate) = plan.pace else { return 0 };
+    let first = of_warm_up(plan);
+    let end = match plan.end {
+        End::After(_) => u64::MAX,
+        End::Requests(n) => n.saturating_add(first),
+    };
+    numbers_before(rate, cut_off.since(start)).min(end).saturating_sub(next.max(first))
+}
+
 #[cfg(test)]
 mod tests {
+    use super::super::plan::tests::plan;
     use super::*;
 
     const START: Nanos = Nanos(5_000_000_000);
@@ -163,8 +228,23 @@ mod tests {
         START.plus(Duration::from_millis(ms))
     }
 
-    fn schedule(pace: Pace, end: End, warm_up: u64, part: Part) -> Schedule {
-        Schedule::new(pace, end, Duration::from_millis(warm_up), START, part)
+    /// With five places.
+    fn planned(pace: Pace, end: End, warm_up: u64) -> Plan {
+        Plan { warm_up: Duration::from_millis(warm_up), ..plan(pace, end) }
+    }
+
+    fn alone(plan: &Plan) -> Schedule {
+        Schedule::new(plan, START, ALONE, Queue::new(plan))
+    }
+
+    fn of_threads(plan: &Plan, threads: u64) -> Vec<Schedule> {
+        let queue = Queue::new(plan);
+        let part = |index| Part { index, threads };
+        (0..threads).map(|n| Schedule::new(plan, START, part(n), queue.clone())).collect()
+    }
+
+    fn missed(plan: &Plan, of: &Schedule) -> u64 {
+        never_taken(plan, START, of.cut_off(), of.queue.next())
     }
 
     fn send(due: u64, counts: bool) -> Next {
@@ -175,11 +255,16 @@ mod tests {
         Next::Send(Turn { due: at(due), now: at(now), counts })
     }
 
+    fn wait(due: u64, now: u64) -> Next {
+        Next::Wait(Turn { due: at(due), now: at(now), counts: true })
+    }
+
     const SECOND: End = End::After(Duration::from_secs(1));
 
     #[test]
     fn a_closed_loop_sends_at_once_until_the_cut_off() {
-        let mut one = schedule(Pace::Closed, SECOND, 100, ALONE);
+        let plan = planned(Pace::Closed, SECOND, 100);
+        let mut one = alone(&plan);
         for (ms, next) in [
             (0, send(0, false)),
             (99, send(99, false)),
@@ -190,78 +275,97 @@ mod tests {
         ] {
             assert_eq!(one.next(at(ms)), next, "{ms} ms");
         }
-        assert_eq!(one.never_started(), 0);
+        assert_eq!(missed(&plan, &one), 0);
     }
 
     #[test]
     fn an_open_loop_keeps_to_the_times_whatever_the_delay() {
-        let mut one = schedule(Pace::Open(10), SECOND, 0, ALONE);
+        let plan = planned(Pace::Open(10), SECOND, 0);
+        let mut one = alone(&plan);
         for (ms, next) in [
             (0, send(0, true)),
-            (1, Next::Wait(at(100))),
-            (100, send(100, true)),
+            // Two places that are free.
+            (1, wait(100, 1)),
+            (1, wait(200, 1)),
             // A stall: those that were due meanwhile go out one by one, and count from then.
-            (650, send_at(200, 650, true)),
             (650, send_at(300, 650, true)),
-            (651, send_at(400, 651, true)),
+            (650, send_at(400, 650, true)),
             (651, send_at(500, 651, true)),
             (651, send_at(600, 651, true)),
-            (651, Next::Wait(at(700))),
-            (999, send_at(700, 999, true)),
+            (651, wait(700, 651)),
             (1000, Next::Over),
         ] {
             assert_eq!(one.next(at(ms)), next, "{ms} ms");
         }
         // Those of 800 and 900 ms.
-        assert_eq!(one.never_started(), 2);
-        // A connection that waits has been free at 800 ms.
-        assert_eq!(one.next_for_waiting(at(1001)), send_at(800, 1001, true));
-        assert_eq!(one.never_started(), 1);
+        assert_eq!(missed(&plan, &one), 2);
     }
 
     #[test]
     fn an_open_loop_is_over_once_nothing_more_will_be_due() {
-        let mut one = schedule(Pace::Open(2), SECOND, 0, ALONE);
+        let plan = planned(Pace::Open(2), SECOND, 0);
+        let mut one = alone(&plan);
         assert_eq!(one.next(at(0)), send(0, true));
         assert_eq!(one.next(at(500)), send(500, true));
         assert_eq!(one.next(at(501)), Next::Over);
-        assert_eq!(one.never_started(), 0);
+        assert_eq!(missed(&plan, &one), 0);
+    }
+
+    #[test]
+    fn a_thread_that_is_held_up_holds_up_no_other() {
+        let plan = Plan { concurrency: 2, ..planned(Pace::Open(10), SECOND, 0) };
+        let mut threads = of_threads(&plan, 2);
+        // Its only place hangs from now on, and the other thread's does the rest.
+        assert_eq!(threads[0].next(at(0)), send(0, true));
+        for n in 1..10 {
+            assert_eq!(threads[1].next(at(100 * n - 1)), wait(100 * n, 100 * n - 1));
+        }
+        assert_eq!((threads[1].next(at(950)), threads[0].next(at(1000))), (Next::Over, Next::Over));
+        assert_eq!(missed(&plan, &threads[0]), 0);
+    }
+
+    #[test]
+    fn threads_take_turns_from_the_first_request_on() {
+        let plan = Plan { concurrency: 6, ..planned(Pace::Open(10), SECOND, 0) };
+        let mut threads = of_threads(&plan, 3);
+        let mut taken = |thread: usize| match threads[thread].next(at(0)) {
+            Next::Send(turn) | Next::Wait(turn) => turn.due,
+            Next::Over => panic!("there is more to do"),
+        };
+        let numbers = [1, 4, 0, 3, 2, 5, 6, 7, 8];
+        for (thread, number) in [1, 1, 0, 0, 2, 2, 2, 2, 0].into_iter().zip(numbers) {
+            assert_eq!(taken(thread), at(100 * number));
+        }
     }
 
     #[test]
     fn threads_share_the_rate_and_the_number() {
-        for (rate, ms, threads) in [(1000, 1000, 3), (7, 1000, 2), (1, 1500, 4), (3, 10, 8)] {
-            let end = End::After(Duration::from_millis(ms));
+        for (rate, ms, threads) in [(1000, 1000, 3), (7, 1000, 2), (1, 1500, 4), (3, 10, 5)] {
+            let plan = planned(Pace::Open(rate), End::After(Duration::from_millis(ms)), 0);
+            let mut all = of_threads(&plan, threads);
             let mut dues = Vec::new();
-            for index in 0..threads {
-                let part = Part { index, threads };
-                let mut one = schedule(Pace::Open(rate), end, 0, part);
-                let mut now = at(0);
-                loop {
-                    match one.next(now) {
-                        Next::Send(turn) => dues.push(turn.due),
-                        Next::Wait(due) => now = due,
-                        Next::Over => break,
-                    }
+            for one in &mut all {
+                while let Next::Send(turn) | Next::Wait(turn) = one.next(at(0)) {
+                    dues.push(turn.due);
                 }
-                assert_eq!(one.never_started(), 0);
-                // Had it not started any, it would miss as many.
-                let fresh = schedule(Pace::Open(rate), end, 0, part);
-                let expected = (0..(ms * rate).div_ceil(1000)).filter(|n| n % threads == index);
-                assert_eq!(fresh.never_started(), expected.count() as u64, "{rate} {ms} {index}");
             }
+            assert_eq!(missed(&plan, &all[0]), 0);
             dues.sort_unstable();
-            let all =
-                (0..(ms * rate).div_ceil(1000)).map(|n| Nanos(START.0 + n * 1_000_000_000 / rate));
-            assert_eq!(dues, all.collect::<Vec<_>>(), "{rate}/s in {ms} ms");
+            let count = (ms * rate).div_ceil(1000);
+            let expected = (0..count).map(|n| Nanos(START.0 + n * 1_000_000_000 / rate));
+            assert_eq!(dues, expected.collect::<Vec<_>>(), "{rate}/s in {ms} ms");
+            // Had they taken none, they would miss as many.
+            assert_eq!(never_taken(&plan, START, all[0].cut_off(), 0), count);
         }
         for (n, threads) in [(10, 3), (2, 4), (8, 8)] {
+            let plan = planned(Pace::Closed, End::Requests(n), 0);
             let mut sent = 0;
-            for index in 0..threads {
-                let mut one = schedule(Pace::Closed, End::Requests(n), 0, Part { index, threads });
+            for mut one in of_threads(&plan, threads) {
+                assert_eq!(one.has_started_all(at(7)), sent == n);
                 while let Next::Send(_) = one.next(at(7)) {
                     sent += 1;
                 }
+                assert!(one.has_started_all(at(7)));
             }
             assert_eq!(sent, n, "{n} on {threads}");
         }
@@ -269,7 +373,7 @@ mod tests {
 
     #[test]
     fn the_warm_up_is_on_top() {
-        let mut one = schedule(Pace::Open(10), End::Requests(2), 250, ALONE);
+        let mut one = alone(&planned(Pace::Open(10), End::Requests(2), 250));
         let mut sent = Vec::new();
         while let Next::Send(turn) = one.next(at(9000)) {
             sent.push((turn.due, turn.counts));
@@ -277,35 +381,44 @@ mod tests {
         let expected = [(0, false), (100, false), (200, false), (300, true), (400, true)];
         assert_eq!(sent, expected.map(|(ms, counts)| (at(ms), counts)));
         assert!(one.is_measured(at(300), true) && !one.is_measured(at(300), false));
-        let mut late = schedule(Pace::Open(10), SECOND, 250, ALONE);
+        assert!(one.has_started_all(at(400)) && !one.has_started_all(at(399)));
+        let mut closed = alone(&planned(Pace::Closed, End::Requests(2), 250));
+        for (ms, next) in [(0, send(0, false)), (249, send(249, false)), (250, send(250, true))] {
+            assert_eq!(closed.next(at(ms)), next);
+        }
+        assert_eq!((closed.next(at(251)), closed.next(at(251))), (send(251, true), Next::Over));
+        let plan = planned(Pace::Open(10), SECOND, 250);
+        let mut late = alone(&plan);
         assert_eq!(late.next(at(5000)), Next::Over);
         // 300 to 1200 ms.
-        assert_eq!(late.never_started(), 10);
+        assert_eq!(never_taken(&plan, START, late.cut_off(), 0), 10);
         assert!(late.is_measured(at(300), false) && !late.is_measured(at(200), false));
+        assert!(late.has_started_all(at(1250)) && !late.has_started_all(at(1249)));
     }
 
     #[test]
     fn it_can_be_ended_early_and_only_once() {
-        let mut one = schedule(Pace::Open(10), SECOND, 0, ALONE);
-        assert_eq!(one.next(at(0)), send(0, true));
-        one.end(at(450));
+        let plan = planned(Pace::Open(10), SECOND, 0);
+        let mut one = alone(&plan);
+        for n in 0..5 {
+            assert!(matches!(one.next(at(10)), Next::Send(_) | Next::Wait(_)), "{n}");
+        }
+        one.end(at(650));
         one.end(at(900));
-        assert_eq!((one.cut_off(), one.next(at(460))), (at(450), Next::Over));
-        assert_eq!(one.never_started(), 4);
-        assert!(one.is_measured(at(449), true) && !one.is_measured(at(450), true));
-        let mut counted = schedule(Pace::Closed, End::Requests(9), 0, ALONE);
+        assert_eq!((one.cut_off(), one.next(at(660))), (at(650), Next::Over));
+        // Those of 500 and 600 ms.
+        assert_eq!(missed(&plan, &one), 2);
+        assert!(one.is_measured(at(649), true) && !one.is_measured(at(650), true));
+        let mut counted = alone(&planned(Pace::Closed, End::Requests(9), 0));
         assert_eq!(counted.cut_off(), Nanos::NEVER);
         counted.end(at(3));
         assert_eq!(counted.next(at(3)), Next::Over);
         // Ended long after the last of four was due.
-        let mut slow = schedule(Pace::Open(10), End::Requests(4), 0, ALONE);
-        for left in (1..=4).rev() {
-            let mut ended = slow.clone();
-            ended.end(at(9000));
-            assert_eq!(ended.never_started(), left);
-            assert!(matches!(slow.next(at(8000)), Next::Send(_)));
+        let plan = planned(Pace::Open(10), End::Requests(4), 0);
+        for taken in 0..9 {
+            let left = 4_u64.saturating_sub(taken);
+            assert_eq!(never_taken(&plan, START, at(9000), taken), left);
+            assert_eq!(never_taken(&plan, START, Nanos::NEVER, taken), left);
         }
-        slow.end(at(9000));
-        assert_eq!(slow.never_started(), 0);
     }
 }

@@ -69,7 +69,7 @@ pub(super) struct Tally {
     pub(super) examples: [Option<String>; Kind::ALL.len()],
     /// Answers within the time that the rate is taken of.
     pub(super) measured: u64,
-    /// When the last request that counts was over.
+    /// When the last request that counts was answered.
     pub(super) last: Nanos,
     pub(super) warm_up: u64,
     pub(super) opened: u64,
