@@ -294,3 +294,20 @@ impl Connections {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_response_finds_the_buffer_of_the_response_before() {
+        let buffers = Buffers::default();
+        let (request, response) = (buffers.request(), buffers.small());
+        let (of_request, of_response) = (request.as_ptr(), response.as_ptr());
+        // As an exchange does it: the next response comes right after the request's is given back.
+        buffers.give(response);
+        buffers.give_request(request);
+        let (response, request) = (buffers.small(), buffers.request());
+        assert_eq!((response.as_ptr(), request.as_ptr()), (of_response, of_request));
+    }
+}
