@@ -14,22 +14,6 @@ use crate::observe::metrics;
 /// It changes nothing: it is a look that needs more room than a target has.
 const EXPLAIN: &str = "/-/explain";
 
-/// What can be looked at and nothing else.
-const LOOKS: [&[u8]; 12] = [
-    b"/",
-    b"/metrics",
-    b"/livez",
-    b"/readyz",
-    b"/status",
-    b"/-/healthz",
-    b"/-/ready",
-    b"/-/version",
-    b"/-/plan",
-    b"/-/status.schema.json",
-    b"/-/page.js",
-    b"/-/page.css",
-];
-
 pub(super) async fn answer(asked: &Asked<'_>, process: &Process) -> Answer {
     match asked.method {
         Method::Get | Method::Head => match may_see(asked) {
@@ -38,7 +22,6 @@ pub(super) async fn answer(asked: &Asked<'_>, process: &Process) -> Answer {
             Ok(()) => look(asked.path, process),
         },
         Method::Post if asked.path == EXPLAIN.as_bytes() => explained(asked, process),
-        Method::Post if LOOKS.contains(&asked.path) => not_allowed(asked.path),
         Method::Post => actions::answer(asked, process).await,
         _ => not_allowed(asked.path),
     }
