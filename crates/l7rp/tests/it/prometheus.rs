@@ -251,13 +251,14 @@ fn rules_are_healthy(prometheus: &Prometheus, mut known: BTreeSet<String>) {
         }
     }
     // A file was refused, a breaker is open: some have something to say.
-    let data = prometheus.ask("/api/v1/alerts").expect("an answer");
-    let active = data["alerts"].as_array().expect("alerts");
-    assert!(
-        active.iter().any(|alert| alert["labels"]["alertname"] == "L7rpReloadFailed"),
-        "{data}"
-    );
-    for alert in active {
+    let active = || {
+        let data = prometheus.ask("/api/v1/alerts").expect("an answer");
+        data["alerts"].as_array().expect("alerts").clone()
+    };
+    prometheus.until("the refused file has raised its alert", || {
+        active().iter().any(|alert| alert["labels"]["alertname"] == "L7rpReloadFailed")
+    });
+    for alert in active() {
         let text = alert["annotations"].to_string();
         assert!(!text.contains("error expanding") && !text.contains("no value"), "{alert}");
     }
