@@ -109,9 +109,11 @@ class Bench:
     def load(self, peer: Peer, case: Case, seconds: int) -> loads.Outcome:
         return loads.judged(loads.TOOLS[case.tool](self.setting, case, peer.port(case.listener), seconds))
 
-    def sample(self, peer: Peer, case: Case) -> report.Sample:
-        """Loads one proxy once; returns all figures."""
+    def sample(self, peer: Peer, case: Case, is_fresh: bool) -> report.Sample:
+        """Loads one proxy once; returns all figures. `is_fresh`: it has just been started."""
+        lean = machine.memory_mib(peer.family())
         idle = loads.Idle(peer.port(case.listener), case.idle) if case.idle else None
+        grown = machine.memory_mib(peer.family()) - lean
         closed = 0
         try:
             began = time.monotonic()
@@ -137,6 +139,7 @@ class Bench:
             "proxy_core": machine.load_percent(cores[0], cores_after[0]),
             "load_core": machine.load_percent(cores[1], cores_after[1]),
             "memory": memory,
+            "idle_kib": grown * 1024 / case.idle if idle and is_fresh else None,
             "errors": seen.errors + closed,
         }
 
@@ -189,11 +192,16 @@ class Bench:
                 if case.name in peer.failed:
                     continue
                 try:
+                    is_fresh = number == 0 and case.idle > 0
+                    if is_fresh:
+                        # Memory that earlier cases have left free would hide what idle connections take.
+                        peer.restart()
+                        peer.check(case)
                     if number == 0 and self.args.warm:
                         self.load(peer, case, self.args.warm)
                         peer.shorten_logs()
                     machine.wait_for_calm(self.proxy_cores + self.load_cores, self.args.calm)
-                    samples[peer.name].append(self.sample(peer, case))
+                    samples[peer.name].append(self.sample(peer, case, is_fresh))
                 except MISFORTUNES as error:
                     peer.fail(case, error)
         return {name: taken for peer in peers if (taken := samples[name := peer.name]) and case.name not in peer.failed}

@@ -138,9 +138,12 @@ class Peer:
     def reshape(self, shape: Shape) -> None:
         """Starts the proxy anew, if it runs with a configuration of another shape."""
         if self.process is None or self.shape != shape:
-            self.stop()
             self.shape = shape
-            self.start()
+            self.restart()
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
 
     def start(self) -> None:
         """Starts the proxy and waits until it listens on all its ports."""

@@ -37,18 +37,22 @@ COLUMNS = (
     ("RSS MiB", lambda name, s: number(s["memory"], 0)),
     ("errors", lambda name, s: number(s["errors"], 0)),
 )
+IDLE_COLUMN = ("KiB each idle", lambda name, s: number(s.get("idle_kib"), 2))
 
 
-def _rows(results: dict[str, Sample]) -> list[list[str]]:
-    """Cells of one case's table, the cheapest proxy first."""
+def _table(results: dict[str, Sample]) -> tuple[list[str], list[list[str]]]:
+    """Titles and cells of one case's table, the cheapest proxy first."""
     ranked = sorted(results.items(), key=lambda item: item[1]["us"])
-    return [[show(name, s) for _, show in COLUMNS] for name, s in ranked]
+    has_idle = any(s.get("idle_kib") is not None for s in results.values())
+    columns = (*COLUMNS, IDLE_COLUMN) if has_idle else COLUMNS
+    return [title for title, _ in columns], [[show(name, s) for _, show in columns] for name, s in ranked]
 
 
 def text_table(results: dict[str, Sample]) -> str:
     """Aligned columns for a terminal."""
-    rows = [[title for title, _ in COLUMNS], *_rows(results)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
+    titles, cells = _table(results)
+    rows = [titles, *cells]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(titles))]
     lines = []
     for row in rows:
         cells = [cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths))]
@@ -62,7 +66,7 @@ def markdown(head: list[str], rows: list[list[str]]) -> str:
 
 def case_table(results: dict[str, Sample]) -> str:
     """All figures of one case."""
-    return markdown([title for title, _ in COLUMNS], _rows(results))
+    return markdown(*_table(results))
 
 
 def kept_apart(record: dict) -> tuple[list[str], list[str]]:

@@ -20,11 +20,11 @@ SMALL = CASES["small"]
 class Standing(peers.Peer):
     """A proxy that needs no asking: a shell with one child."""
 
-    def reshape(self, shape):
-        if self.process is None:
-            script = ["sh", "-c", "sleep 60 & echo; wait; exec sleep 60"]
-            self.process = subprocess.Popen(script, stdout=subprocess.PIPE, start_new_session=True)
-            self.process.stdout.readline()
+    def start(self):
+        script = ["sh", "-c", "sleep 60 & echo; wait; exec sleep 60"]
+        self.process = subprocess.Popen(script, stdout=subprocess.PIPE, start_new_session=True)
+        with self.process.stdout as said:
+            said.readline()
 
     def check(self, case):
         pass
@@ -45,7 +45,6 @@ class Samples(unittest.TestCase):
         if peer.process:
             os.killpg(peer.process.pid, signal.SIGKILL)
             peer.process.wait()
-            peer.process.stdout.close()
 
     def answer(self, seen, meanwhile=lambda: None):
         def tool(setting, case, port, seconds):
@@ -96,6 +95,24 @@ class Samples(unittest.TestCase):
             idle.return_value.release.return_value = 100
             self.assertEqual(self.bench.run_case(case), {})
         self.assertEqual(self.bench.peers[0].failed, {"c10000": "it closed 100 of 9936 idle connections"})
+
+    def test_what_idle_connections_take_is_seen_on_a_new_process(self):
+        case = CASES["c10000"]
+        self.answer(loads.Outcome(1_000_000, 1000.0, 0))
+        ours = self.bench.peers[0]
+        ours.reshape(case.shape)
+        before = ours.process.pid
+        mib = iter(range(100, 1000, 2))
+        with (
+            unittest.mock.patch.object(loads, "Idle") as idle,
+            unittest.mock.patch.object(bench.machine, "memory_mib", lambda pids: next(mib)),
+        ):
+            idle.return_value.release.return_value = 0
+            first, second = self.bench.run_case(case)["l7rp"]
+        self.assertNotEqual(ours.process.pid, before)
+        self.assertAlmostEqual(first["idle_kib"], 2 * 1024 / 9936)
+        self.assertIsNone(second["idle_kib"])
+        self.assertIsNone(self.bench.run_case(SMALL)["l7rp"][0]["idle_kib"])
 
     def test_a_case_that_a_proxy_lacks_is_told(self):
         self.bench.peers = self.bench.peers[2:]

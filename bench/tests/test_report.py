@@ -54,6 +54,14 @@ class Tables(unittest.TestCase):
         lines = report.text_table(record()["cases"]["tls"]["summary"]).splitlines()
         self.assertEqual([line.split()[0] for line in lines], ["proxy", "nginx", "l7rp"])
 
+    def test_what_an_idle_connection_takes_is_told_where_there_are_some(self):
+        plain, idle = report.summary([sample(1.0)]), report.summary([sample(1.0, idle_kib=0.987)])
+        self.assertNotIn("idle", report.case_table({"l7rp": plain}))
+        table = report.case_table({"l7rp": idle, "nginx": plain})
+        self.assertRegex(table.splitlines()[0], r"KiB each idle \|$")
+        self.assertRegex(table, r"(?m)^\| l7rp .* 0\.99 \|$")
+        self.assertRegex(table, r"(?m)^\| nginx .* – \|$")
+
     def test_variants_have_a_table_of_their_own(self):
         peers, variants = report.overview(record()).split("\n\n")
         self.assertIn("| small | **11.0** | 14.0 |", peers)
