@@ -8,7 +8,7 @@ use l7rp_core::attempts::{Next, Outcome, Plan, Request, Situation, Stop};
 use l7rp_core::failure::{Blame, Failure};
 use l7rp_core::http1::body::Body;
 use l7rp_core::http1::response::Response;
-use l7rp_core::names::Nanos;
+use l7rp_core::names::{Nanos, Status};
 use l7rp_core::pick::Tried;
 
 use super::attempt::{Attempt, Lap};
@@ -36,10 +36,15 @@ pub struct Answered<'a> {
 struct Given<'a> {
     place: Place<'a>,
     lap: Lap,
-    /// Its parsed head, while the workspace is used for another.
-    response: Response,
     /// The whole request went out on this connection.
     sent: bool,
+}
+
+/// One that is kept while others are asked.
+struct Spare<'a> {
+    given: Given<'a>,
+    /// Its parsed head; the workspace has that of another.
+    response: Response,
 }
 
 /// Tries upstreams of `pool` until one gives what the client is to have.
@@ -79,28 +84,26 @@ pub async fn run<'a>(
     let attempt =
         Attempt { x, client, sender, space, route, pool, id, span: 0, deadline, told, quiet };
     let tried = Tried::new();
-    let mut all = Tries { attempt, record, key, tried, may_reuse: true, spare: None };
-    let result = all.run(&mut plan, &mut upload).await;
-    let Tries { attempt, record, spare: kept, .. } = all;
+    let mut all = Tries { attempt, record, key, tried, may_reuse: true, given: None, spare: None };
+    let mut result = all.run(&mut plan, &mut upload).await;
+    let Tries { attempt, record, spare, .. } = all;
     record.bytes_in = upload.content();
-    // Better an upstream's own words than ours, while there is a client to read them.
-    let given = match (result, kept) {
-        (Err(failure), Some(better)) if failure.meaning().blame != Blame::Client => {
-            // The connection of the last try may have got less or more of the request.
-            upload.ended(better.sent);
-            let lap = Lap { came: x.worker.process.clock.now(), ..better.lap };
-            Ok(Given { lap, ..better })
-        }
-        (result, kept) => {
-            if let Some(worse) = kept {
-                put_back(x, pool, worse);
+    if let Some(spare) = spare {
+        match result {
+            // Better an upstream's own words than ours, while there is a client to read them.
+            Err(failure) if failure.meaning().blame != Blame::Client => {
+                let Spare { mut given, response } = *spare;
+                // The connection of the last try may have got less or more of the request.
+                upload.ended(given.sent);
+                given.lap.came = x.worker.process.clock.now();
+                *attempt.space.response = response;
+                result = Ok(given);
             }
-            result
+            _ => put_back(x, pool, *spare),
         }
-    };
-    match given {
-        Ok(Given { place, lap, response, .. }) => {
-            *attempt.space.response = response;
+    }
+    match result {
+        Ok(Given { place, lap, .. }) => {
             record.uses(&place);
             Ok(Answered { place, lap, upload })
         }
@@ -129,8 +132,10 @@ struct Tries<'t, 's, 'a> {
     tried: Tried,
     /// The try may use a pooled connection.
     may_reuse: bool,
+    /// The answer of the try that has just ended; its parsed head is in the workspace.
+    given: Option<Given<'a>>,
     /// The last answer that was not good enough.
-    spare: Option<Given<'a>>,
+    spare: Option<Box<Spare<'a>>>,
 }
 
 impl<'a> Tries<'_, '_, 'a> {
@@ -155,16 +160,13 @@ impl<'a> Tries<'_, '_, 'a> {
             let place = self.take(anywhere, now).map_err(|none| self.nobody(last, none))?;
             let before = self.record.counted();
             let result = self.one(place, plan, upload).await;
-            now = match &result {
-                Ok(given) => given.lap.came,
-                Err(_) => process.clock.now(),
-            };
-            let outcome = match &result {
-                Ok(given) => Outcome::Answered {
-                    status: given.lap.status,
-                    stay_away: plan.may_retry() && asks_to_stay_away(given),
-                },
-                Err(failure) => Outcome::Failed(*failure),
+            let outcome;
+            (now, outcome) = match result {
+                Ok((came, status)) => {
+                    let stay_away = plan.may_retry() && self.asks_to_stay_away();
+                    (came, Outcome::Answered { status, stay_away })
+                }
+                Err(failure) => (process.clock.now(), Outcome::Failed(failure)),
             };
             let situation = Situation {
                 whole: upload.is_replayable(),
@@ -183,12 +185,13 @@ impl<'a> Tries<'_, '_, 'a> {
             let Next::Retry(at) = next else {
                 match (next, result) {
                     (Next::Elsewhere, Err(failure)) => last = Some(failure),
-                    (_, result) => return result,
+                    (_, Err(failure)) => return Err(failure),
+                    (_, Ok(_)) => return self.given.take().ok_or(Failure::Internal),
                 }
                 continue;
             };
             match result {
-                Ok(given) => self.spare(given, now),
+                Ok(_) => self.spare(now),
                 Err(failure) => last = Some(failure),
             }
             self.pause(upload, at).await.inspect_err(|_| self.record.stop = Some(Stop::Final))?;
@@ -245,13 +248,13 @@ impl<'a> Tries<'_, '_, 'a> {
         Ok(place)
     }
 
-    /// One try, or two that race.
+    /// One try, or two that race: when an answer came, and what it says of how it went.
     async fn one(
         &mut self,
         mut place: Place<'a>,
         plan: &Plan<'a>,
         upload: &mut Upload,
-    ) -> Result<Given<'a>, Failure> {
+    ) -> Result<(Nanos, Status), Failure> {
         self.attempt.span = self.record.begins(&mut place, false);
         let x = self.attempt.x;
         let hedge_at = if place.must_be_judged() {
@@ -272,8 +275,9 @@ impl<'a> Tries<'_, '_, 'a> {
         match ended {
             Ok(lap) => {
                 self.record.came_on(&place, lap.link);
-                let response = std::mem::take(&mut *self.attempt.space.response);
-                Ok(Given { place, lap, response, sent: upload.is_sent() })
+                let came = (lap.came, lap.status);
+                self.given = Some(Given { place, lap, sent: upload.is_sent() });
+                Ok(came)
             }
             Err(fault) => {
                 let now = x.worker.process.clock.now();
@@ -300,14 +304,28 @@ impl<'a> Tries<'_, '_, 'a> {
         if helped { stats.retries_succeeded.up() } else { stats.retries_failed.up() }
     }
 
-    /// Keeps an answer in case that no better one comes.
-    fn spare(&mut self, mut given: Given<'a>, now: Nanos) {
+    /// Whether the answer asks to be asked again only later.
+    fn asks_to_stay_away(&self) -> bool {
+        let Some(Given { lap, .. }) = &self.given else { return false };
+        let (head, fields) = (&lap.buf[lap.head_at..], &self.attempt.space.response.fields);
+        if lap.status.grpc.is_some() && grpc::pushes_back(head, fields) {
+            return true;
+        }
+        fields.iter().any(|field| {
+            field.name.of(head).eq_ignore_ascii_case(b"retry-after") && field.value.of(head) != b"0"
+        })
+    }
+
+    /// Keeps the answer in case that no better one comes.
+    fn spare(&mut self, now: Nanos) {
+        let Some(mut given) = self.given.take() else { return };
         // What it is worth is known: its status.
         let took = given.place.settle(End::Answered(given.lap.status), now);
         self.record.ends(&given.place, tries::End::Answered(given.lap.status.http), took);
         given.place.rise();
-        if let Some(old) = self.spare.replace(given) {
-            put_back(self.attempt.x, self.attempt.pool, old);
+        let response = std::mem::take(&mut *self.attempt.space.response);
+        if let Some(old) = self.spare.replace(Box::new(Spare { given, response })) {
+            put_back(self.attempt.x, self.attempt.pool, *old);
         }
     }
 
@@ -328,20 +346,9 @@ impl<'a> Tries<'_, '_, 'a> {
     }
 }
 
-/// Whether a response asks to be asked again only later.
-fn asks_to_stay_away(given: &Given<'_>) -> bool {
-    let head = &given.lap.buf[given.lap.head_at..];
-    if given.lap.status.grpc.is_some() && grpc::pushes_back(head, &given.response.fields) {
-        return true;
-    }
-    given.response.fields.iter().any(|field| {
-        field.name.of(head).eq_ignore_ascii_case(b"retry-after") && field.value.of(head) != b"0"
-    })
-}
-
 /// Keeps the connection of an answer that nobody wants, if the answer is whole already.
-fn put_back(x: &Exchange<'_>, pool: &Pool, given: Given<'_>) {
-    let Given { lap, response, sent, .. } = given;
+fn put_back(x: &Exchange<'_>, pool: &Pool, spare: Spare<'_>) {
+    let Spare { given: Given { lap, sent, .. }, response } = spare;
     let mut body = Body::new(response.framing, 0);
     let rest = &lap.buf[lap.body_at..];
     let whole = body.scan(rest).is_ok_and(|seen| seen.done && seen.used == rest.len());

@@ -67,7 +67,7 @@ pub(super) async fn open(
     while shares && clock.now() < patience {
         let theirs = match x.worker.h2.openings.turn(upstream.id) {
             Ok(turn) => {
-                let opened = open_new(x, pool, upstream, deadline, Some(turn)).await?;
+                let opened = Box::pin(open_new(x, pool, upstream, deadline, Some(turn))).await?;
                 return Ok((opened, false));
             }
             Err(theirs) => theirs,
@@ -82,7 +82,7 @@ pub(super) async fn open(
             return Ok((shared, false));
         }
     }
-    Ok((open_new(x, pool, upstream, deadline, None).await?, false))
+    Ok((Box::pin(open_new(x, pool, upstream, deadline, None)).await?, false))
 }
 
 /// Whether only HTTP/1.1 will do: another protocol is offered, which HTTP/2 does not know.
@@ -115,7 +115,8 @@ fn pooled(
     place.or_else(|| worker.idle.take(upstream, now, only_fresh, worker.index))
 }
 
-/// A new connection. `turn`: of those who would share it.
+/// A new connection. `turn`: of those who would share it. Few requests need one, so the state that
+/// this takes is apart from that of all the others.
 async fn open_new(
     x: &Exchange<'_>,
     pool: &Pool,

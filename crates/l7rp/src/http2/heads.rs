@@ -51,7 +51,7 @@ pub fn request_to_h1(
         return Err(Failure::TooManyFields);
     }
     // Of HTTP/1.1 alone: it belongs to an offer that cannot be made here (RFC 7540, section 3.2.1).
-    if head.headers.contains_key("http2-settings") {
+    if head.headers.contains_key(const { HeaderName::from_static("http2-settings") }) {
         return refused(Malformed::FieldName);
     }
     let target = head.uri.path_and_query().map_or("", PathAndQuery::as_str);
