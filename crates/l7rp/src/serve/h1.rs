@@ -23,8 +23,6 @@ const LINGER: Duration = Duration::from_secs(2);
 /// How long a draining process waits for one more request on a connection that has carried some:
 /// a client that is busy with it then reads that it is the last, and sends none into its closing.
 const LAST_CALL: Duration = Duration::from_millis(500);
-/// Who has not asked again for so long is idle, and is held in little memory.
-const SOON: Duration = Duration::from_secs(1);
 /// Octets of the buffer for a head that comes in pieces, at first.
 const PIECE: usize = 4 << 10;
 
@@ -44,25 +42,32 @@ enum Head {
 
 /// Serves a client's connection to its end. Ten thousand of them wait at a time, so this is small:
 /// what a busy one needs is there for as long as it is busy.
-pub async fn serve(worker: &Rc<Worker>, mut listener: Arc<Listener>, mut client: Client) {
-    let mut is_counted = false;
-    while client.wait(worker, &listener, Duration::MAX).await {
-        let busy = serve_busy(worker, &mut listener, &mut client, &mut is_counted);
-        let (next, ahead) = Box::pin(busy).await;
-        if next == Next::Http2 {
-            return Box::pin(h2::serve(worker, &listener, client, ahead)).await;
+#[expect(clippy::manual_async_fn, reason = "an async fn keeps what it was given twice")]
+pub fn serve(
+    worker: &Rc<Worker>,
+    mut listener: Arc<Listener>,
+    mut client: Client,
+) -> impl Future<Output = ()> {
+    async move {
+        let mut is_counted = false;
+        while client.wait(worker, &listener).await {
+            let busy = serve_busy(worker, &mut listener, &mut client, &mut is_counted);
+            let (next, ahead) = Box::pin(busy).await;
+            if next == Next::Http2 {
+                return Box::pin(h2::serve(worker, &listener, client, ahead)).await;
+            }
+            if next != Next::KeepAlive {
+                return Box::pin(end(worker, client, next)).await;
+            }
         }
-        if next != Next::KeepAlive {
-            return Box::pin(end(worker, client, next)).await;
-        }
+        Box::pin(end_quietly(worker, client)).await;
     }
-    Box::pin(end_quietly(worker, client)).await;
 }
 
 /// Serves a stream of another protocol, which is counted with its connection.
 pub async fn serve_stream(worker: &Rc<Worker>, mut listener: Arc<Listener>, mut client: Client) {
     let mut is_counted = true;
-    while client.wait(worker, &listener, Duration::MAX).await {
+    while client.wait(worker, &listener).await {
         let busy = serve_busy(worker, &mut listener, &mut client, &mut is_counted);
         let (next, _) = busy.await;
         if next != Next::KeepAlive {
@@ -72,29 +77,23 @@ pub async fn serve_stream(worker: &Rc<Worker>, mut listener: Arc<Listener>, mut 
     end_quietly(worker, client).await;
 }
 
-/// Serves bursts that follow one another soon. What comes after that, and what has been read of
-/// another protocol.
+/// Serves a burst: what comes after that, and what has been read of another protocol.
 async fn serve_busy(
     worker: &Rc<Worker>,
     listener: &mut Arc<Listener>,
     client: &mut Client,
     is_counted: &mut bool,
 ) -> (Next, Vec<u8>) {
-    loop {
-        // Everything that a burst needs is taken here and given back below.
-        let mut buf = take_buffer(worker, client);
-        let mut scratch = worker.take_scratch();
-        let next = serve_burst(worker, listener, client, &mut buf, &mut scratch, is_counted).await;
-        worker.give_scratch(scratch);
-        if next == Next::Http2 {
-            return (next, buf);
-        }
-        worker.buffers.give_request(buf);
-        let may_go_on = next == Next::KeepAlive && client.has_spoken;
-        if !may_go_on || !client.wait(worker, listener, SOON).await {
-            return (next, Vec::new());
-        }
+    // Everything that a burst needs is taken here and given back below.
+    let mut buf = take_buffer(worker, client);
+    let mut scratch = worker.take_scratch();
+    let next = serve_burst(worker, listener, client, &mut buf, &mut scratch, is_counted).await;
+    worker.give_scratch(scratch);
+    if next == Next::Http2 {
+        return (next, buf);
     }
+    worker.buffers.give_request(buf);
+    (next, Vec::new())
 }
 
 /// Ends a connection as its last exchange says.
@@ -330,9 +329,8 @@ async fn refuse(
 }
 
 impl Client {
-    /// Waits for the next request without holding a buffer, and at most so long. False: there was
-    /// none, and if that was not for `most`, there will be none.
-    async fn wait(&mut self, worker: &Worker, listener: &Listener, most: Duration) -> bool {
+    /// Waits for the next request without holding a buffer. False: there will be none.
+    async fn wait(&mut self, worker: &Worker, listener: &Listener) -> bool {
         if !self.ahead.is_empty() {
             return true;
         }
@@ -342,7 +340,7 @@ impl Client {
         let timeouts = &listener.plan.timeouts;
         // A client that has just connected is expected to speak.
         let patience = if self.has_spoken { timeouts.idle } else { timeouts.read_header };
-        let deadline = self.idle_since.plus(patience.min(most));
+        let deadline = self.idle_since.plus(patience);
         let Self { stream, timer, has_spoken, .. } = self;
         let in_time = poll_fn(|cx| {
             if stream.poll_readable(cx).is_ready() {

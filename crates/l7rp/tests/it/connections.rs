@@ -218,6 +218,27 @@ fn a_next_request_that_begins_in_the_last_piece_of_a_body_stays_in_order() {
 }
 
 #[test]
+fn a_connection_that_has_been_answered_is_held_in_little_memory() {
+    const CONNECTIONS: u64 = 2000;
+    let origin = Origin::start(reply::name("x"));
+    let proxy = over(&[&origin]).start();
+    assert_eq!(proxy.get("/").status(), 200);
+    let status = std::fs::read_to_string(format!("/proc/{}/status", proxy.pid())).expect("it runs");
+    assert!(status.contains("THP_enabled:\t0"), "huge pages are held for little:\n{status}");
+    let before = proxy.resident();
+    let _idle: Vec<_> = (0..CONNECTIONS)
+        .map(|_| {
+            let mut client = proxy.client();
+            assert_eq!(client.get("/").status(), 200);
+            client
+        })
+        .collect();
+    // Of the moment: none waits to be idle for a while.
+    let each = proxy.resident().saturating_sub(before) / CONNECTIONS;
+    assert!(each < 1536, "{each} octets for each connection");
+}
+
+#[test]
 fn many_pipelined_requests_wait_in_bounded_memory() {
     let gate = Gate::default();
     let origin = Origin::start(reply::held("x", &gate));
