@@ -220,8 +220,9 @@ fn a_next_request_that_begins_in_the_last_piece_of_a_body_stays_in_order() {
 #[test]
 fn a_connection_that_has_been_answered_is_held_in_little_memory() {
     const CONNECTIONS: u64 = 2000;
+    l7rp::running::raise_open_files();
     let origin = Origin::start(reply::name("x"));
-    let proxy = over(&[&origin]).start();
+    let proxy = over(&[&origin]).one_worker().start();
     assert_eq!(proxy.get("/").status(), 200);
     let status = std::fs::read_to_string(format!("/proc/{}/status", proxy.pid())).expect("it runs");
     assert!(status.contains("THP_enabled:\t0"), "huge pages are held for little:\n{status}");
