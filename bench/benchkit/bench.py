@@ -110,7 +110,7 @@ class Bench:
         return loads.judged(loads.TOOLS[case.tool](self.setting, case, peer.port(case.listener), seconds))
 
     def sample(self, peer: Peer, case: Case, is_fresh: bool) -> report.Sample:
-        """Loads one proxy once; returns all figures. `is_fresh`: it has just been started."""
+        """Loads one proxy once; returns all figures. `is_fresh`: it was started for this case."""
         lean = machine.memory_mib(peer.family())
         idle = loads.Idle(peer.port(case.listener), case.idle) if case.idle else None
         grown = machine.memory_mib(peer.family()) - lean

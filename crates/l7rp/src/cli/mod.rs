@@ -47,8 +47,8 @@ const FOUND: u8 = 4;
 
 /// Does what the arguments ask for; the first is the name of the program.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
-    // What is held for a connection is small, and huge pages would be held for a few of them each:
-    // MiB for nothing, and no request is faster for them. Where this is refused, it is only that.
+    // What is held for a connection is small; a few such objects would hold a huge page each, which
+    // makes no request faster. Where the kernel refuses, more memory is used and nothing else.
     let _ = rustix::thread::disable_transparent_huge_pages(true);
     if let Some(code) = crate::lifecycle::start_aside() {
         return code;

@@ -234,7 +234,7 @@ fn a_connection_that_has_been_answered_is_held_in_little_memory() {
             client
         })
         .collect();
-    // Of the moment: none waits to be idle for a while.
+    // At once: what a request needs is given back with its answer, not some time after it.
     let each = proxy.resident().saturating_sub(before) / CONNECTIONS;
     assert!(each < 1536, "{each} octets for each connection");
 }
